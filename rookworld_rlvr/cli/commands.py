@@ -43,11 +43,9 @@ def command_name() -> str:
 
 def typed() -> str:
     """How to type the command here: by name, or by path if the shell would not find it."""
-    return (
-        "rookworld"
-        if shutil.which("rookworld")
-        else str(Path(sys.executable).with_name("rookworld"))
-    )
+    beside, found = Path(sys.executable).with_name("rookworld"), shutil.which("rookworld")
+    is_ours = not beside.is_file() or (found is not None and Path(found).samefile(beside))
+    return "rookworld" if is_ours else shlex.quote(str(beside))
 
 
 def next_commands(

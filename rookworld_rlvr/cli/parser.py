@@ -111,8 +111,8 @@ class StrictParser(TrlParser):
                 the dataclasses report. If the recipe cannot be read, that is the only fault.
         """
         if "--help" in argv or "-h" in argv:
-            keys = [word.lstrip("-").replace("-", "_") for word in argv]
-            show(self.own_help([key for key in keys if key not in ("help", "h")]))
+            asked = argv[next(at for at, word in enumerate(argv) if word in ("--help", "-h")) + 1 :]
+            show(self.own_help([word.lstrip("-").replace("-", "_") for word in asked]))
             raise SystemExit(0)
         self._faults = []
         (_, strays), *given = options(argv)
@@ -200,7 +200,8 @@ class StrictParser(TrlParser):
                 usual = _plain(_default(item))
                 if item.name in self.values:
                     given = self.values[item.name]
-                    given = value if isinstance(value, dict | list) else given  # it was text
+                    if isinstance(given, str) and given.lstrip()[:1] in ("[", "{"):
+                        given = value  # the text was JSON
                     (default if given == usual else changed)[item.name] = given
                 elif item.init and _is_plain(value):
                     (default if value == usual else derived)[item.name] = value

@@ -91,8 +91,10 @@ def usual(recipe: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------------
 # Before torch is loaded, which takes seconds
 # --------------------------------------------------------------------------------------------------
-def check_keys(given: Collection[str]) -> None:
+def check_keys(given: Mapping[str, Sequence[str]]) -> None:
     """Refuse keys that no dataclass declares, by the text of the files that declare any.
+
+    Those of the recipe that is given are looked at, too.
 
     Raises:
         ConfigurationError: With these keys.
@@ -102,10 +104,23 @@ def check_keys(given: Collection[str]) -> None:
     configs = libraries[0].glob("trainer/*_config.py"), [libraries[1] / "training_args.py"]
     files = chain(package.rglob("*.py"), recipes.glob("*.py"), *configs)
     text = "\n".join(file.read_text("utf-8") for file in files)
-    known = {"config", *re.findall(r"^    ([a-z]\w*): .*=", text, re.M)}
-    if unknown := [key for key in given if key.removeprefix("no_") not in known]:
-        faults = [f"command line: unknown key {key!r}{named_here(key, known)}" for key in unknown]
-        raise ConfigurationError(faults)
+    known = {"config", "env", *re.findall(r"^    ([a-z]\w*): .*=", text, re.M)}
+    file = find_recipe(given["config"][-1]) if given.get("config") else None
+    where = dict.fromkeys(_content(file) if file else (), str(file))
+    where |= dict.fromkeys(given, "command line")
+    if unknown := [key for key in where if str(key).removeprefix("no_") not in known]:
+        raise ConfigurationError(
+            [f"{where[key]}: unknown key {key!r}{named_here(str(key), known)}" for key in unknown]
+        )
+
+
+def _content(file: Path) -> dict[str, Any]:
+    """A recipe's keys; none if it cannot be read, of which the parser says more."""
+    try:
+        content = yaml.safe_load(file.read_text("utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def first_line(script: Path, given: Mapping[str, Sequence[str]]) -> str:
@@ -115,10 +130,7 @@ def first_line(script: Path, given: Mapping[str, Sequence[str]]) -> str:
         return ""
     line = {key: values[-1] for key, values in given.items() if values}
     file = find_recipe(line["config"]) if "config" in line else script.with_name(default[1])
-    try:
-        content = dict(yaml.safe_load(file.read_text("utf-8")))
-    except (OSError, ValueError, TypeError, yaml.YAMLError):
-        return f"recipe {file}"  # the parser says what is wrong with it
+    content = _content(file)
     recipe = content if "config" in line else usual(content, line)
     what = f"recipe {file}" if "config" in line else f"recipe {file.stem}, as no --config is given"
     if recipe.get("learning_rate") != content.get("learning_rate"):

@@ -42,12 +42,6 @@ def folder_faults(folder: str, name: str) -> list[str]:
     return [f"{name}: cannot write to {folder!r} ({reason}); give another folder"]
 
 
-def unwritable(name: str, folder: Path, error: OSError) -> str:
-    """The message for a folder that cannot be written to; `name` is the key that gave it."""
-    reason = error.strerror or error
-    return f"{name}: cannot write to {str(folder)!r} ({reason}); give another folder"
-
-
 def replace_text(path: Path, text: str) -> None:
     """Write a file in one piece, so that a kill never leaves it half written."""
     incomplete = path.with_name(f"{path.name}.incomplete")

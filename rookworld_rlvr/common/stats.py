@@ -47,21 +47,6 @@ class Proportion:
         return Estimate(self.value, *self.interval, self.n)
 
 
-def newcombe(first: Proportion | Estimate, second: Proportion | Estimate) -> tuple[float, float]:
-    """The 95% interval of the second share minus the first, of rows that are not paired.
-
-    It is too wide, never too narrow, for the same rows asked twice.
-
-    Source: R. G. Newcombe, Statistics in Medicine 17 (1998), pages 873-890, method 10.
-    """
-    change = second.value - first.value
-    (low, high), (lower, upper) = first.interval, second.interval
-    return (
-        change - math.hypot(second.value - lower, high - first.value),
-        change + math.hypot(upper - second.value, first.value - low),
-    )
-
-
 Kind = Literal["share", "mean"]
 
 

@@ -353,7 +353,7 @@ def measurements(
     if len(rewards) == 1:  # one batch learnt by heart may cost held-out answers
         for pair in record["after"]["paired"]:
             if pair["difference"] < 0 and pair["p"] < noted.get("heldout_p", (1.0,))[0]:
-                said = "{metric} of {n} answers falls by {difference:.3f}"
+                said = "{metric} of {n} answers changes by {difference:+.3f}"
                 noted["heldout_p"] = (pair["p"], said.format(**pair))
     numbers = {f"diagnosis/{name}": value for name, (value, _) in noted.items()}
     numbers |= {f"eval_{name}": share for name, share in formats.items()}

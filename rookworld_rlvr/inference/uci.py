@@ -187,6 +187,8 @@ class Engine:
             choice = choose(board, analyse(board.fen()))
         except Stopped:
             choice = no_answer(board, "the model had not answered when its time was over")
+        except Exception as error:  # a program that asks waits for a move, whatever happens
+            choice = no_answer(board, f"the model failed ({type(error).__name__}: {error})")
         took, score = int(1000 * (time.monotonic() - began)), ""
         if (
             choice.pawns is not None

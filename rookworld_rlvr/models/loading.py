@@ -102,6 +102,8 @@ def load_safely(kind: Any, name: str, **kwargs: Any) -> Any:
     try:
         # Without the variable, transformers would take weights that the Hub's bot made of a pickle.
         with patch_environment(DISABLE_SAFETENSORS_CONVERSION="true"):
+            # With None, transformers asks on the terminal whether to run the model's code.
+            kwargs = {"trust_remote_code": False, **kwargs}
             return kind.from_pretrained(resolve_model_path(name), use_safetensors=True, **kwargs)
     except (OSError, ValueError, SafetensorError) as error:
         raise _cannot_load("model", name, error) from error

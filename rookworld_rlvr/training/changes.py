@@ -68,7 +68,7 @@ def _mapping(text: str) -> dict[str, Any]:
 # A resumed run
 # --------------------------------------------------------------------------------------------------
 def changed_keys(checkpoint: Path, resolved: str) -> dict[str, list[Any]]:
-    """The keys whose values differ from those that a checkpoint's run has now.
+    """The keys whose values differ from those that a checkpoint was trained with.
 
     Args:
         checkpoint: A checkpoint in a run's folder; of another folder nothing is known.
@@ -82,6 +82,13 @@ def changed_keys(checkpoint: Path, resolved: str) -> dict[str, list[Any]]:
         return {}
     found = differences((run / RESOLVED_CONFIG).read_text(encoding="utf-8"), resolved)
     known = _keys(resolved)[1]
+    for session in reversed(sessions_of(run)):  # those whose steps are made anew
+        if session.get("from_step", 0) < step_of(checkpoint):
+            break
+        found |= {
+            key: [was, known.get(key)] for key, (was, _) in session.get("changed", {}).items()
+        }
+    found = {key: [was, now] for key, (was, now) in found.items() if was != now}
     schedule = known.get("lr_scheduler_type")
     fixed = {"learning_rate"} if schedule in ("reduce_lr_on_plateau", "greedy") else set()
     if refused := found.keys() - (FREE - fixed):
@@ -132,14 +139,24 @@ def sessions_of(run: Path) -> list[dict[str, Any]]:
 # As text
 # --------------------------------------------------------------------------------------------------
 def stretches(sessions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What each session changed in a run's configuration, in the order of the sessions.
+    """What changed in a run's configuration, a line for each step from which on something did.
 
-    >>> stretches([{}, {"from_step": 4, "changed": {"max_steps": [6, 9]}}])
+    >>> first, second = {}, {"from_step": 4, "changed": {"max_steps": [6, 9]}}
+    >>> stretches([first, second])
     ['from step 4: max_steps 6 -> 9']
+
+    A session that begins earlier than the one before makes its steps anew:
+
+    >>> stretches([first, second, {"from_step": 2, "changed": {"max_steps": [6, 8]}}])
+    ['from step 2: max_steps 6 -> 8']
     """
+    valid: list[Mapping[str, Any]] = []
+    for session in sessions:
+        step = session.get("from_step", 0)
+        valid = [*(earlier for earlier in valid if earlier.get("from_step", 0) < step), session]
     return [
         f"from step {session['from_step']}: {changed_words(session['changed'])}"
-        for session in sessions
+        for session in valid
         if session.get("changed")
     ]
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers import Trainer
 
+from ..common.errors import RookWorldError
 from ..common.progress import quiet
 from ..evaluation.answerers import LanguageModel, shared
 from ..evaluation.pass_at_k import (
@@ -153,18 +155,24 @@ def measure_others(
         others: Held-out rows of the other tasks.
         load_start: Loads the starting model.
     """
-    if is_sharded(trainer):
-        trainer.accelerator.print(
-            "what the other tasks lost is not measured, as weights are sharded"
-        )
+    start, fault = None, ""
+    try:
+        if is_sharded(trainer):
+            raise RookWorldError("the weights are sharded; set other_task_rows: 0 to leave it out")
+        start = load_start()
+    except RookWorldError as error:  # the run's own results are still to be written
+        fault = str(error)
+    if faults := list(filter(None, gather_object([fault]))):  # one process alone must not return
+        trainer.accelerator.print(f"what the other tasks lost is not measured: {faults[0]}")
         return
+    assert start is not None
     heldout, prompts = trainer.heldout, [row["prompt"] for row in others]
     how: dict[str, Any] = {
         "max_new_tokens": ANSWER_TOKENS,  # the trained tasks' own limit may be lower
         "batch_size": trainer.args.per_device_eval_batch_size,
     }
     with quiet(bool(trainer.args.disable_tqdm)), answering(trainer) as policy:
-        start = load_start().to(policy.device).eval()
+        start = start.to(policy.device).eval()
         for name, network in (("before", start), ("results", policy)):
             answer = partial(complete, network, trainer.processing_class, **how)
             texts = shared(prompts, answer, "the other tasks")

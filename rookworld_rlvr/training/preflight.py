@@ -87,11 +87,14 @@ class PreflightCallback(TrainerCallback):
             Trainer.log(trainer, {f"preflight/{name}": v for name, v in asdict(parity).items()})
         else:  # the policy of a resumed run differs from its reference, as it should
             parity = replace(parity, reference_kl=0.0)
-        said = f"preflight: {parity.describe()} (tolerance {tolerance:g} nats)"
+        allowed = f"{tolerance:g} nats"
+        if sampler != tolerance:
+            allowed += f", {sampler:g} for vLLM's"
+        said = f"preflight: {parity.describe()} (tolerance {allowed})"
         trainer.accelerator.print(wrapped(said))
         if faults := parity.faults(tolerance, sampler):
             raise PreflightError(
-                f"preflight: {', '.join(faults)}, over the tolerance of {tolerance:g} nats: the "
+                f"preflight: {', '.join(faults)}, over the tolerance of {allowed}: the "
                 "trainer's log-probs are not those that completions were sampled with, so GRPO would "
                 "not learn from them. Check the model's dropout, position ids and precision, and leave "
                 "out repetition_penalty and generation_kwargs; or set preflight: false if you know the "

@@ -5,10 +5,8 @@ import pytest
 
 from rookworld_rlvr.common.stats import (
     Kind,
-    Proportion,
     estimate,
     mcnemar,
-    newcombe,
     paired,
     permutation_test,
 )
@@ -43,12 +41,6 @@ def test_no_interval_has_no_width() -> None:
     assert four.low < 0.1 and four.high > 0.6
     pawns = estimate("mean", [2.0, 2.0, 3.0, 9.0])
     assert np.isnan([pawns.low, pawns.high]).all(), "nothing bounds them, and four say nothing"
-
-
-def test_the_change_of_a_share() -> None:
-    # Newcombe (1998), table II: 56/70 against 48/80, method 10.
-    low, high = newcombe(Proportion(48, 80), Proportion(56, 70))
-    assert (low, high) == pytest.approx((0.0524, 0.3339), abs=1e-4)
 
 
 @pytest.mark.parametrize(

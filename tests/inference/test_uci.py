@@ -92,6 +92,16 @@ def test_the_best_move_of_an_infinite_search_waits_for_stop(talk: Conversation) 
     assert talk.until("readyok") == ["bestmove e2e4", "readyok"], "one best move a search"
 
 
+def test_a_model_that_fails_does_not_leave_the_program_without_a_move(talk: Conversation) -> None:
+    def failing(fen: str) -> None:
+        raise RuntimeError("planted")
+
+    talk.engine._loaded = lambda: failing  # type: ignore[method-assign, assignment, return-value]
+    talk.send("go")
+    said = talk.until("bestmove")
+    assert said[-1] == "bestmove g1h3" and "the model failed (RuntimeError: planted)" in said[-2]
+
+
 @pytest.mark.parametrize(
     "lines",
     [["go movetime 1"], ["go wtime 60000", "stop"], ["go", "isready", "go infinite", "stop"]],

@@ -187,10 +187,13 @@ class TestWhatIsLoaded:
         )
         config = json.loads((folder / "config.json").read_text())
         config |= {"model_type": "own", "architectures": ["Own"]}
-        config["auto_map"] = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}
+        kinds = ("AutoModelForCausalLM", "AutoModelForSequenceClassification")
+        config["auto_map"] = {"AutoConfig": "own.OwnConfig", **dict.fromkeys(kinds, "own.Own")}
         (folder / "config.json").write_text(json.dumps(config))
         with pytest.raises(RookWorldError, match="--trust_remote_code true on the command line"):
             loading.load_model(str(folder))
+        with pytest.raises(RookWorldError, match="could not be loaded"):  # nor is anybody asked
+            load_judge(JudgeSpec("judge", model=str(folder)))
         assert not made.exists()
         assert type(loading.load_model(str(folder), trust_remote_code=True)).__name__ == "Own"
         assert made.exists()

@@ -150,6 +150,30 @@ def test_what_a_reward_logs_keeps_the_length_of_the_batch() -> None:
     assert scored.extra == {"text": COMPLETIONS} and scored.logged == [("asked", 12)]
 
 
+def test_a_call_that_logs_nothing_does_not_leave_an_earlier_batch_beside_its_rows() -> None:
+    turns = iter((False, True))
+
+    def reward(completions: list[str], log_extra: Any, **_: Any) -> Any:
+        if len(completions) == len(COMPLETIONS) and next(turns):
+            raise KeyError("planted")
+        log_extra("text", completions)
+        return numbers(completions)
+
+    guard, extra = RewardGuard(RewardFaultArguments()), []
+    (guarded,) = guard.around([reward])
+    for _ in range(2):
+        given = {"log_extra": lambda name, values: extra.append(values), "trainer_state": None}
+        guarded(prompts=PROMPTS, completions=COMPLETIONS, **given)
+    assert extra == [COMPLETIONS, [None] * len(COMPLETIONS)]
+
+
+def test_two_functions_of_one_name_fail_on_rows_of_their_own() -> None:
+    first, second = (functools.partial(failing_at(text)) for text in ("zz", "b0"))
+    scored = Scored(first, second)
+    assert [func.__name__ for func in scored.funcs] == ["reward", "reward_2"]
+    assert scored.lost == [*B]
+
+
 def test_names_are_those_of_what_is_guarded() -> None:
     class Judge:
         async def __call__(self, completions: list[str], **_: Any) -> list[float]:

@@ -84,6 +84,17 @@ def test_fewer_steps_than_were_made_are_refused(tmp_path: Path) -> None:
         changed_keys(checkpoint, "max_steps: 4\nlearning_rate: 0.1\n")
 
 
+def test_a_checkpoint_from_before_a_change_is_compared_with_what_it_was_trained_with(
+    tmp_path: Path,
+) -> None:
+    """Such as after the last checkpoint was found damaged: the steps after it are made anew."""
+    checkpoint = write(tmp_path / "run", "learning_rate: 0.2\n", step=2)
+    sessions = [{}, {"from_step": 4, "changed": {"learning_rate": [0.1, 0.2]}}]
+    (tmp_path / "run" / "provenance.json").write_text(json.dumps({"sessions": sessions}))
+    assert changed_keys(checkpoint, "learning_rate: 0.2\n") == {"learning_rate": [0.1, 0.2]}
+    assert changed_keys(checkpoint, "learning_rate: 0.1\n") == {}
+
+
 def test_a_schedule_that_remembers_its_rate_keeps_it(tmp_path: Path) -> None:
     text = "lr_scheduler_type: reduce_lr_on_plateau\nlearning_rate: "
     with pytest.raises(RookWorldError, match=r"learning_rate: was 0\.1, is 0\.2"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import ANSWER_TOKENS, complete
@@ -99,5 +100,18 @@ def test_a_measurement_that_fails_leaves_the_final_model_and_is_made_only_where_
     assert loading.load_model(str(tmp_path / "run")).num_parameters() > 0
     assert (tmp_path / "run" / "adapter").is_dir()
     assert (tmp_path / "run" / "trainer_state.json").is_file()
+    monkeypatch.undo()
+
+    loads, genuine = iter((True, False)), loading.load_start
+
+    def gone(*args: Any) -> Any:
+        if next(loads):
+            return genuine(*args)
+        raise RookWorldError("planted: the start is gone")
+
+    monkeypatch.setattr(loading, "load_start", gone)
+    results, _ = train(tmp_path)
+    assert results["heldout"] and not any(name.startswith("other/") for name in results["heldout"])
+    monkeypatch.undo()
     results, _ = train(tmp_path, "--other_task_rows", "0")
     assert not any(name.startswith("other/") for name in results["heldout"])

@@ -58,7 +58,7 @@ def vllm_starts(args: Any, model: str | PreTrainedModel) -> Iterator[None]:
         RookWorldError: vLLM refuses the model or the settings, or there is no server.
     """
     theirs = vllm_generation.LLM
-    vllm_generation.LLM = partial(theirs, dtype=_precision(args, model))
+    vllm_generation.LLM = partial(_start, theirs, _precision(args, model))
     try:
         with _replaceable_weights():
             yield
@@ -66,13 +66,18 @@ def vllm_starts(args: Any, model: str | PreTrainedModel) -> Iterator[None]:
         raise RookWorldError(
             f"vllm_mode: server: {error} Start it with trl vllm-serve, or give vllm_server_base_url"
         ) from error
+    finally:
+        vllm_generation.LLM = theirs
+
+
+def _start(build: Callable[..., Any], dtype: str, **settings: Any) -> Any:
+    try:
+        return build(dtype=dtype, **settings)
     except (ValueError, RuntimeError) as error:
         raise RookWorldError(
             f"vLLM could not start ({' '.join(str(error).split())[:500]}); "
             "vllm_gpu_memory_utilization and vllm_max_model_length say how much memory it takes"
         ) from error
-    finally:
-        vllm_generation.LLM = theirs
 
 
 def _precision(args: Any, model: str | PreTrainedModel) -> str:
