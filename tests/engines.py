@@ -135,7 +135,9 @@ def wait_until_valued(place: Path, positions: int) -> None:
 def valued(place: Path) -> int:
     """Positions in a cache, or in all caches of a folder, so far."""
     total = 0
-    for path in place.glob("*.sqlite") if place.is_dir() else [place]:
+    for path in [*place.glob("*.sqlite")] or [place]:
+        if not path.is_file():  # to connect would make it
+            continue
         with contextlib.suppress(sqlite3.OperationalError), sqlite3.connect(path) as cache:
             total += int(cache.execute("SELECT COUNT(*) FROM action_values").fetchone()[0])
     return total

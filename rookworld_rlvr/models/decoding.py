@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
@@ -29,6 +30,8 @@ from transformers import (
     LogitsProcessorList,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
 )
 from transformers.pytorch_utils import Conv1D
 
@@ -244,7 +247,8 @@ def adds_tokens(network: Any) -> bool:
 def only_generate(network: Any) -> bool:
     """Whether a network needs transformers' `generate`: it is another model than GPT-2, or changed."""
     model = _base(network)
-    if type(model) is not GPT2LMHeadModel or adds_tokens(network):
+    is_gpt2 = isinstance(model, GPT2LMHeadModel) and type(model).forward is GPT2LMHeadModel.forward
+    if not is_gpt2 or adds_tokens(network):
         return True
     parts = (part for block in model.transformer.h for part in (block, block.attn, block.mlp))
     if any(map(_is_changed, parts)):  # the loop would not run their hooks
@@ -558,9 +562,13 @@ class _Layer:
 
 
 def _is_changed(module: Any) -> bool:
-    """Whether a module computes more than its class does: it has hooks, or another forward."""
+    """Whether a module computes more than its class does: it has hooks, or another forward.
+
+    FSDP's hooks gather weights, which are gathered for all of sampling already.
+    """
     hooks = module._forward_hooks or module._forward_pre_hooks
-    return bool(hooks) or "forward" in vars(module)
+    is_gathered = isinstance(module, FSDPModule)
+    return bool(hooks and not is_gathered) or "forward" in vars(module)
 
 
 def _linear(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -608,6 +616,23 @@ class _Processor(LogitsProcessor):
             self._last = None
 
 
+class _RowLength(StoppingCriteria):
+    """Ends each row at its own number of new tokens, beyond which there may be no positions.
+
+    Args:
+        longest: The largest number of new tokens, by row.
+        width: Tokens in the padded prompts.
+    """
+
+    def __init__(self, longest: Sequence[int], width: int) -> None:
+        self.longest = torch.tensor(longest)
+        self.width = width
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """Which rows ``(B,)`` have reached their length after ``(B, T)`` tokens."""
+        return (self.longest <= input_ids.size(1) - self.width).to(input_ids.device)
+
+
 def _generate_batch(
     network: Any,
     prompts: Sequence[Sequence[int]],
@@ -628,6 +653,7 @@ def _generate_batch(
         **batch,
         generation_config=options,
         logits_processor=LogitsProcessorList([processor]),
+        stopping_criteria=StoppingCriteriaList([_RowLength(lengths, width)]),
     )
     completions = output[:, width:]  # (B, C)
     is_end = torch.isin(completions, torch.tensor(_ends(options), device=completions.device))
