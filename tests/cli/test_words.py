@@ -140,6 +140,8 @@ def test_the_first_line_names_recipe_and_folder(elsewhere: Path) -> None:
     assert said("--output_dir mine").endswith("output in mine")
     assert said("--config grpo_mixed").endswith("grpo_mixed.yaml; output in runs/grpo_mixed")
     assert said("--dataset_name rows.jsonl").endswith("output in runs/grpo-rows")
+    (elsewhere / "ours.yaml").write_text("name: mine\n")
+    assert said("--config ours.yaml", "sweep").endswith("output in runs/mine")
     assert said("--model_name_or_path ann/big").endswith("TRL's defaults; output in runs/grpo-big")
 
 
