@@ -36,6 +36,8 @@ def check_sft_recipe(*groups: Any) -> list[str]:
         return faults + check_model_arguments(model_args)
     if missing := [name for name in SHAPE if name not in new_args.new_model]:
         faults.append(f"new_model: {', '.join(missing)} missing; give all of {', '.join(SHAPE)}")
+    elif new_args.new_model["n_embd"] % new_args.new_model["n_head"]:
+        faults.append("new_model: n_embd must be a multiple of n_head; change one")
     if model_args.model_name_or_path is not None:
         faults.append("new_model and model_name_or_path cannot be combined; leave one out")
     return faults

@@ -243,7 +243,11 @@ class StrictParser(TrlParser):
             raise ConfigurationError([text]) from error
         if not isinstance(content, dict):
             raise ConfigurationError([f"--config: {path} must be a mapping of keys to values"])
-        for variable, value in (content.pop("env", None) or {}).items():
+        variables = content.pop("env", None) or {}
+        if not isinstance(variables, dict):
+            fault = f"{path}: env: {variables!r} must be a mapping of variables to values"
+            raise ConfigurationError([fault])
+        for variable, value in variables.items():
             os.environ.setdefault(str(variable), str(value))
         values: dict[str, Any] = {}
         for key, value in content.items():

@@ -14,14 +14,19 @@ import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
+
 from ..common.children import last_line, run_child
 from ..common.files import replace_text
+from ..common.own import own_files
 from ..common.settings import Checked, key_faults, setting
-from ..common.shipped import shipped
+from ..common.shipped import find_recipe, shipped
 from ..common.stats import Estimate
 from ..common.terminal import cells, printable
 from ..tasks.metrics import headlines, training_metrics, unknown_metric
@@ -148,7 +153,10 @@ def _is_supported(spec: Any, method: str) -> bool:
         types = {int} if kind == "int_uniform" else {int, float}
         are_numbers = set(map(type, ends)) <= types and ends == sorted(ends)
         return kind in _RANGES and are_numbers and (ends[0] > 0 or not kind.startswith("log"))
-    return keys == {"value"} or (keys == {"values"} and isinstance(spec["values"], list))
+    if keys == {"value"}:
+        return spec.get("distribution", "constant") == "constant"
+    is_list = keys == {"values"} and isinstance(spec["values"], list) and spec["values"]
+    return bool(is_list) and spec.get("distribution", "categorical") == "categorical"
 
 
 def _choices(spec: Values) -> list[Any]:
@@ -175,18 +183,21 @@ def _draw(spec: Values, rng: random.Random) -> Any:
 def run_trial(sweep: SweepArguments, number: int, values: Values) -> dict[str, Any]:
     """Run a trial as its own process, from its last checkpoint if it was interrupted; its record.
 
-    Its output goes to a file beside its folder, as does its record once it has a score.
+    Its output goes to a file beside its folder, as does its record once it has a score. A trial with a
+    record is not run again, unless its command, its recipe or a user's file that these name changed.
     """
     metric: Any = sweep.metric
     folder = folder_of(sweep, number)
     log, file = folder.with_suffix(".log"), folder.with_suffix(".json")
     command = sweep.command_of(values, folder)
-    if file.is_file() and json.loads(file.read_text("utf-8"))["command"] == command:
-        return json.loads(file.read_text("utf-8"))  # type: ignore[no-any-return]
+    made_of = {"command": command, "files": _files(command)}
+    record: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    if {key: record.get(key) for key in made_of} == made_of:
+        return record
     folder.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     code = run_child([*command, "--resume_from_checkpoint=auto"], log)
-    record: dict[str, Any] = {"trial": folder.name, "parameters": dict(values), "command": command}
+    record = {"trial": folder.name, "parameters": dict(values), **made_of}
     record["minutes"] = (time.monotonic() - started) / 60
     try:
         if code:
@@ -197,6 +208,21 @@ def run_trial(sweep: SweepArguments, number: int, values: Values) -> dict[str, A
     record |= {"score": score.value, "interval": [score.low, score.high]}
     replace_text(file, json.dumps(record, indent=2) + "\n")
     return record
+
+
+def _files(command: Sequence[str]) -> dict[str, str]:
+    """SHA-256 by path of the recipe that a command names, and of the user's files that both name."""
+    files = dict[str, str]()
+    for before, word in itertools.pairwise(["", *command]):
+        if before == "--config" or word.startswith("--config="):
+            path = find_recipe(word.removeprefix("--config="))
+            files[str(path)] = sha256(path.read_bytes()).hexdigest()
+            files |= own_files(yaml.safe_load(path.read_text(encoding="utf-8")))
+        value: Any = word.partition("=")[2] if word.startswith("--") else word
+        with suppress(ValueError):  # lists and mappings are JSON
+            value = json.loads(value)
+        files |= own_files(value)
+    return files
 
 
 def folder_of(sweep: SweepArguments, number: int) -> Path:

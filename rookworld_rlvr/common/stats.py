@@ -56,6 +56,9 @@ RESAMPLES = 2_000
 _ENUMERATED = 12  # differences whose 4,096 signs are all tried
 
 
+_CHUNK = 4_000_000  # numbers drawn at once, so that many rows need little memory
+
+
 _SEED = 0
 
 
@@ -209,16 +212,27 @@ def permutation_test(differences: np.ndarray) -> float:
         bits = np.arange(2 ** len(changed))[:, None] >> np.arange(len(changed)) & 1
         return float((abs((2 * bits - 1) @ changed) >= bound).mean())
     generator = np.random.default_rng(_SEED)
-    signs = generator.integers(2, size=(RESAMPLES, len(changed))) * 2 - 1
-    extreme = 1 + int((abs(signs @ changed) >= bound).sum())  # the sample itself counts, so p > 0
+    extreme = 1  # the sample itself counts, so p > 0
+    for count in _counts(len(changed)):
+        signs = generator.integers(2, size=(count, len(changed))) * 2 - 1
+        extreme += int((abs(signs @ changed) >= bound).sum())
     return extreme / (RESAMPLES + 1)
+
+
+def _counts(n: int) -> list[int]:
+    """How many of the `RESAMPLES` draws of `n` numbers each are made at once."""
+    at_once = max(1, _CHUNK // n)
+    return [min(at_once, RESAMPLES - start) for start in range(0, RESAMPLES, at_once)]
 
 
 def _mean_interval(values: np.ndarray, least: float) -> tuple[float, float]:
     if len(values) >= _FEW and values.min() < values.max():
         generator = np.random.default_rng(_SEED)
-        drawn = values[generator.integers(len(values), size=(RESAMPLES, len(values)))].mean(axis=1)
-        low, high = np.percentile(drawn, [2.5, 97.5])
+        means = [
+            values[generator.integers(len(values), size=(count, len(values)))].mean(axis=1)
+            for count in _counts(len(values))
+        ]
+        low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
         return float(low), float(high)
     return _bounded(values, least)
 

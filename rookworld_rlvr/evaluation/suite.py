@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import yaml
 
-from ..common.errors import RookWorldError, close_matches
+from ..common.errors import ConfigurationError, RookWorldError, close_matches
 from ..common.shipped import find_recipe, shipped_names
 from ..common.stats import Estimate, Kind, Paired, estimate, paired
 from ..data.loading import DataArguments, load_data
@@ -145,7 +145,8 @@ class Suite(ABC, Generic[Item]):
         """Ask a model, and collect the values of its answers.
 
         Raises:
-            RookWorldError: A value is not of one of the suite's metrics.
+            RookWorldError: A value is not of one of the suite's metrics, is of a share but neither 0 nor
+                1, or is an item's second one.
         """
         known = {name: metric.kind for name, metric in self.metrics.items()}
         known |= kinds(self.pass_samples)
@@ -159,8 +160,16 @@ class Suite(ABC, Generic[Item]):
                         f"the suite {self.name} gives a value for {metric!r}, which is not among its "
                         f"metrics{close_matches(metric, known)}"
                     )
+                if known[metric] == "share" and value not in (0, 1):
+                    raise RookWorldError(
+                        f"the suite {self.name}: {metric} is a share, but {item!r} has {value!r}"
+                    )
                 for name in _names(metric, groups if metric in self.grouped else ()):
-                    seen.setdefault(name, {})[item] = float(value)
+                    if item in seen.setdefault(name, {}):
+                        raise RookWorldError(
+                            f"the suite {self.name} gives {item!r} two values for {name}"
+                        )
+                    seen[name][item] = float(value)
         notes = dict(self.notes)
         if self.pass_samples:
             notes["pass_samples"] = self.pass_samples
@@ -245,7 +254,13 @@ def keep_apart(suites: Sequence[Suite], name: str) -> dict[str, Any]:
 
 def check_training_data(name: str, key: str) -> list[str]:
     """What is wrong with a name for `keep_apart`, found without reading rows."""
-    return [] if _is_recipe(name) else check_dataset_name(name, key)
+    if not _is_recipe(name):
+        return check_dataset_name(name, key)
+    try:
+        _recipe_arguments(name)
+    except ConfigurationError as error:
+        return [f"{key}: {name}: {fault}" for fault in error.faults]
+    return []
 
 
 def _is_recipe(name: str) -> bool:
@@ -254,9 +269,17 @@ def _is_recipe(name: str) -> bool:
 
 def _trained_positions(name: str) -> Iterable[str]:
     if not _is_recipe(name):
-        rows = parse_rows(SourceArguments(dataset_name=name).raw_rows())
+        rows = parse_rows(SourceArguments(dataset_name=name).raw_rows(), tasks=list(TASKS))
         return (row["fen"] for row in rows if not isinstance(row, Malformed))
-    content = yaml.safe_load(find_recipe(name, where="").read_text(encoding="utf-8"))
+    return list(load_data(_recipe_arguments(name)).train["fen"])
+
+
+def _recipe_arguments(name: str) -> DataArguments:
+    try:
+        content = yaml.safe_load(find_recipe(name, where="").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigurationError([f"could not be read ({' '.join(str(error).split())})"]) from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(["must hold a mapping of keys to values"])
     known = {item.name for item in fields(DataArguments)} & content.keys()
-    args = DataArguments(**{key: content[key] for key in known})
-    return list(load_data(args).train["fen"])
+    return DataArguments(**{key: content[key] for key in known})

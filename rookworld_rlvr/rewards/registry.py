@@ -7,6 +7,7 @@ whose truth is missing. Names are dashboard keys: TRL logs ``rewards/<name>/mean
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -148,6 +149,9 @@ def check_reward_specs(specs: Any) -> list[str]:
             continue
         names.append(spec["name"].rpartition(":")[2])  # for a user's own: the dashboard's name
         faults += _check_reward_spec(spec)
+        weight = spec.get("weight", 1.0)
+        if isinstance(weight, float) and not math.isfinite(weight):
+            faults.append(f"rewards: weight {weight!r} of {spec['name']} is not a finite number")
     twice = sorted({name for name in names if names.count(name) > 1})
     return faults + [
         f"rewards: {name!r} appears twice; give it once, with the sum of its weights"

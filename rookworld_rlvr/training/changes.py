@@ -41,8 +41,19 @@ def differences(before: str, now: str) -> dict[str, list[Any]]:
     Args:
         before: The text of ``resolved_config.yaml``.
         now: Another one. Defaults that the first does not know are new in this version.
+
+    Raises:
+        RookWorldError: The first is not valid YAML.
     """
-    (listed, known), (listed_now, known_now) = _keys(before), _keys(now)
+    try:
+        listed, known = _keys(before)
+    except yaml.YAMLError as error:
+        said = " ".join(str(error).split())
+        raise RookWorldError(
+            f"the {RESOLVED_CONFIG} of the run that is resumed could not be read ({said}); restore it, "
+            "or start a new run in another output_dir"
+        ) from error
+    listed_now, known_now = _keys(now)
     new = _mapping(now.partition("# The defaults.")[2]).keys() - known.keys()
     return {
         key: [known.get(key), known_now.get(key)]
@@ -108,15 +119,19 @@ def changed_keys(checkpoint: Path, resolved: str) -> dict[str, list[Any]]:
 
 def _refusal(checkpoint: Path, refused: Changes) -> str:
     run = checkpoint.parent
+    remedy = "give these keys their earlier values, or start a new run"
+    if (checkpoint / "config.json").is_file():  # not of adapters alone
+        remedy += (
+            f" from its weights: --config {run / RESOLVED_CONFIG} --resume_from_checkpoint false "
+            f"--model_name_or_path {checkpoint} --output_dir {run}-2"
+        )
     lines = [f"  - {key}: was {words(was)}, is {words(now)}" for key, (was, now) in refused.items()]
     return "\n".join(
         [
             f"resume_from_checkpoint: {checkpoint} was trained with other values of keys that must stay "
             "while a run goes on:",
             *lines,
-            "give these keys their earlier values, or start a new run from its weights: "
-            f"--config {run / RESOLVED_CONFIG} --resume_from_checkpoint false "
-            f"--model_name_or_path {checkpoint} --output_dir {run}-2",
+            remedy,
         ]
     )
 

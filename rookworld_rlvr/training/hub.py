@@ -77,11 +77,8 @@ def push(repository: str, folder: Path, args: Any) -> str:
             )
     except Exception as error:  # errors of the HTTP library too; the run itself is complete
         commands = (
-            shlex.join(
-                ["hf", "upload", repository, str(source), ".", "--exclude", "*/*", *included]
-            )
+            _by_hand(repository, source, files, args.hub_revision)
             for source, files in parts.items()
-            for included in [[word for pattern in files for word in ("--include", pattern)]]
         )
         raise RookWorldError(
             f"push_to_hub: the run is complete in {folder}, but could not be pushed to {repository} "
@@ -97,6 +94,13 @@ def uploads(folder: Path) -> dict[Path, list[str]]:
         return {folder: [*_MODEL, *_TOKENIZER, *_RECORDS]}
     adapters = ["adapter_config.json", "adapter_model.safetensors"]
     return {folder / ADAPTER: adapters, folder: [*_TOKENIZER, *_RECORDS]}
+
+
+def _by_hand(repository: str, source: Path, files: list[str], revision: str | None) -> str:
+    """The command that uploads files of a folder."""
+    words = ["hf", "upload", repository, str(source), ".", "--exclude", "*/*"]
+    words += [word for pattern in files for word in ("--include", pattern)]
+    return shlex.join([*words, *(["--revision", revision] if revision else [])])
 
 
 def _reason(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import statistics
@@ -310,8 +311,8 @@ def _examples(heldout: Dataset) -> list[tuple[str, str]]:
 
 def _reward(spec: Mapping[str, Any]) -> tuple[str, float, str]:
     options = {key: value for key, value in spec.items() if key not in ("name", "weight")}
-    words = ", ".join(f"{key} {value}" for key, value in options.items())
-    return public(spec["name"]), float(spec.get("weight", 1.0)), public(words)
+    words = ", ".join(f"{key} {public(value)}" for key, value in options.items())
+    return public(spec["name"]), float(spec.get("weight", 1.0)), words
 
 
 def _made(run: Run) -> dict[str, Any]:
@@ -320,20 +321,42 @@ def _made(run: Run) -> dict[str, Any]:
     launcher = ["--num_processes", str(run.processes)] if run.processes > 1 else []
     return {
         "model_id": run.repository or public(str(run.folder)),
-        "command": public(shlex.join(["rookworld", run.command, *launcher, *run.argv])),
+        "command": shlex.join(["rookworld", run.command, *launcher, *map(_public_word, run.argv)]),
         "duration": f"{run.seconds / 60:.0f} minutes",
         "hardware": ", ".join(here["devices"]) or f"{here['cores']} CPU cores",
         "versions": ", ".join(f"{name} {here['versions'][name]}" for name in _VERSIONS)
         + (f", commit {here['commit'][:10]}" if here["commit"] else ""),
         "changed": [*map(public, run.changed)],
-        "recipe": public(yaml.safe_dump(dict(run.recipe), sort_keys=False, width=1000).strip()),
+        "recipe": yaml.safe_dump(public(dict(run.recipe)), sort_keys=False, width=1000).strip(),
     }
 
 
-def public(text: str) -> str:
-    """A text with absolute paths shortened to file names, so that a card shows nobody's folders.
+def _public_word(word: str) -> str:
+    """A word of a command line, as `public`."""
+    flag, equals, value = word.partition("=")
+    return f"{flag}={public(value)}" if equals and flag.startswith("--") else str(public(word))
 
-    >>> public("--config=/home/ann/mine.yaml --rewards '/home/ann/short.py:short' https://a.b/c/")
-    "--config=mine.yaml --rewards 'short.py:short' https://a.b/c/"
+
+def public(value: Any) -> Any:
+    """A value with absolute paths shortened to file names, so that a card shows nobody's folders.
+
+    A text that is a list or mapping is shortened value by value, as are several paths with colons.
+
+    >>> public({"rewards": ["/home/ann lee/short.py:short"], "path": "/home/ann/a:/home/ann/b"})
+    {'rewards': ['short.py:short'], 'path': 'a:b'}
+    >>> public("from step 4: engine_path /opt/a/fish -> https://a.b/c/")
+    'from step 4: engine_path fish -> https://a.b/c/'
     """
-    return re.sub(r"(?<![\w:/.])/(?!/)\S*/", "", text)
+    if isinstance(value, Mapping):
+        return {key: public(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [public(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    if Path(value).is_absolute():
+        return ":".join(Path(part).name for part in re.split(":(?=/)", value))
+    if value.startswith(("[", "{")):
+        with suppress(yaml.YAMLError, ValueError):
+            found = yaml.safe_load(value)
+            return value if public(found) == found else json.dumps(public(found))
+    return re.sub(r"(?<![\w:/.~])/(?!/)\S*/", "", value)

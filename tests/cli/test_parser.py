@@ -37,11 +37,13 @@ def grpo() -> parser.StrictParser:
     ("words", "reason"),
     [
         ("--config broken.yaml --max_steps 0", "broken.yaml is not valid YAML"),
+        ("--config listed.yaml --max_steps 0", "env: ['a'] must be a mapping of variables"),
         ("--output_dir thesis", "holds files that are not from a run"),
     ],
 )
 def test_what_stops_all_else_is_the_only_fault(words: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "broken.yaml").write_text("rewards: [\nlearning_rate: -1\n")
+    (tmp_path / "listed.yaml").write_text("env: [a]\n")
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("")
     done = script("grpo.py", *words.split(), cwd=tmp_path)

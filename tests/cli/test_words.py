@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rookworld_rlvr.cli.checks import check_sft_recipe
 from rookworld_rlvr.cli.commands import SCRIPTS
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.words import check_keys, first_line, options, words
@@ -78,6 +79,14 @@ def test_a_file_comes_before_a_packaged_recipe(
 def test_an_unknown_recipe_is_one_message(name: str, remedy: str) -> None:
     (fault,) = faults("sft", "--config", name, "--max_steps", "ten")
     assert fault.startswith(f"--config: {name!r} is neither a file nor a packaged recipe; {remedy}")
+
+
+def test_the_width_of_a_new_model_is_a_multiple_of_its_heads() -> None:
+    shape = '{"n_layer": 1, "n_embd": 16, "n_head": 3, "n_positions": 512, "vocab_size": 300}'
+    parser = StrictParser(recipe("sft").GROUPS)
+    line = ["--new_model", shape, "--use_cpu", "--bf16", "false"]
+    with pytest.raises(ConfigurationError, match="n_embd must be a multiple of n_head"):
+        parser.parse_strictly(line, check_sft_recipe)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
+from rookworld_rlvr.common import stats
 from rookworld_rlvr.common.stats import (
     Kind,
     estimate,
@@ -27,6 +30,21 @@ def test_a_mean_has_about_the_interval_of_the_normal_distribution() -> None:
     assert found.low == pytest.approx(values.mean() - spread, abs=0.1 * spread)
     assert found.high == pytest.approx(values.mean() + spread, abs=0.1 * spread)
     assert found == estimate("mean", list(values)), "the same values, the same interval"
+
+
+def test_many_rows_need_little_memory_and_have_the_same_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All draws at once take 32 MB; in parts, the generator gives the same numbers."""
+    values = np.random.default_rng(3).normal(0.01, 1, size=2_000)
+    monkeypatch.setattr(stats, "_CHUNK", stats.RESAMPLES * len(values))
+    at_once = estimate("mean", list(values)), permutation_test(values)
+    monkeypatch.setattr(stats, "_CHUNK", 100_001)
+    tracemalloc.start()
+    in_parts = estimate("mean", list(values)), permutation_test(values)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert in_parts == at_once and peak < 8_000_000
 
 
 def test_no_interval_has_no_width() -> None:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import chess
@@ -34,7 +35,10 @@ from rookworld_rlvr.evaluation.registry import (
 )
 from rookworld_rlvr.evaluation.results import ModelResults, results_document, results_text
 from rookworld_rlvr.evaluation.suite import (
+    Judged,
+    Metric,
     PromptSuite,
+    Suite,
     SuiteResult,
     keep_apart,
 )
@@ -285,6 +289,14 @@ def test_items_that_a_training_set_holds_are_left_out(tmp_path: Path) -> None:
     assert suite.run(RandomMover()).n == 60 - len(same)
 
 
+def test_training_rows_may_be_positions(tmp_path: Path) -> None:
+    suite = PolicySuite(20, 0)
+    fen = next(iter(suite.positions().values()))
+    (tmp_path / "fens.txt").write_text(fen + "\n")
+    found = keep_apart([suite], str(tmp_path / "fens.txt"))
+    assert found["rows"] > 0 and found["left_out"]["policy"] >= 1
+
+
 def test_the_packaged_training_set_holds_no_test_position(policy: PolicySuite) -> None:
     trained = set(map(rules.position_key, load_data(DataArguments(heldout_rows=10)).train["fen"]))
     assert len(trained) > 5_000
@@ -296,6 +308,27 @@ def test_the_packaged_training_set_holds_no_test_position(policy: PolicySuite) -
 # --------------------------------------------------------------------------------------------------
 # Results
 # --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("judged", "reason"),
+    [
+        ([("a", {"right": 0.5}, ())], "right is a share, but 'a' has 0.5"),
+        ([("a", {"right": 1}, ()), ("a", {"right": 0}, ())], "gives 'a' two values for right"),
+    ],
+)
+def test_values_that_would_give_a_wrong_interval_are_refused(
+    judged: list[Judged], reason: str
+) -> None:
+    class Own(Suite[str]):
+        name, version, headline = "own", 1, "right"
+        metrics = MappingProxyType({"right": Metric("share")})
+
+        def judged(self, model: Any) -> list[Judged]:
+            return judged
+
+    with pytest.raises(RookWorldError, match=re.escape(reason)):
+        Own({"a": ""}, 0).run(RandomMover())
+
+
 @pytest.mark.parametrize("name", list(SUITE_HEADLINES))
 def test_every_suite_says_what_it_is_and_what_its_metrics_mean(name: str) -> None:
     suite = suite_class(name)
@@ -366,16 +399,22 @@ def test_four_games_earn_no_star() -> None:
         ("--model_name_or_path rookworld-nan", "rookworld-nano"),
         ("--suite_rows 0", "give at least 1"),
         ("--training_data nothing.jsonl", "nothing.jsonl"),
+        ("--training_data {here}/broken.yaml", "broken.yaml: could not be read"),
+        ("--training_data {here}/list.yaml", "list.yaml: must hold a mapping"),
         ("--output_file /dev/null/results.json", "cannot write"),
     ],
 )
 def test_bad_input_is_refused(
     words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "broken.yaml").write_text("tasks: [\n")
+    (tmp_path / "files" / "list.yaml").write_text("- tasks\n")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
     with pytest.raises(RookWorldError, match=re.escape(message)):
-        recipe("evaluate").main(words.split())
-    assert not list(tmp_path.iterdir())
+        recipe("evaluate").main(words.format(here="../files").split())
+    assert not list(Path.cwd().iterdir())
 
 
 # --------------------------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ import pytest
 import yaml
 from wandb.sdk.launch.sweeps.utils import create_sweep_command_args, load_sweep_config
 
+from rookworld_rlvr.cli import sweep as sweeps
 from rookworld_rlvr.cli.main import recipes
-from rookworld_rlvr.cli.sweep import SweepArguments, ranking, read_score
+from rookworld_rlvr.cli.sweep import SweepArguments, ranking, read_score, run_trial
 from rookworld_rlvr.common.errors import ConfigurationError
 
 from .. import killed
@@ -172,6 +173,9 @@ def test_faults_of_a_sweep_file(keys: dict[str, Any], reason: str) -> None:
     [
         "0.1",
         "{values: '0.1'}",
+        "{values: []}",
+        "{values: [0.1], distribution: normal}",
+        "{value: 0.1, distribution: uniform}",
         "{min: 0.0, max: 1.0, q: 0.1}",
         "{distribution: normal}",
         "{distribution: int_uniform, min: 0, max: 1.5}",
@@ -207,6 +211,36 @@ def test_the_ranking_goes_by_the_goal_and_scores_no_failure(tmp_path: Path) -> N
     assert best[4] == "failed: trial-003, exit code 1, see x: boom"
     assert best[5:] == [f"best model: {tmp_path / 'trial-001'}, 0.5000 [0.4500, 0.5500]"]
     assert lines("minimize")[1].split()[:3] == ["1", "trial-000", "0.2000"]
+
+
+@pytest.mark.parametrize("edited", ["mine.yaml", "recipe_reward.py", "swept_reward.py"])
+def test_a_trial_is_run_anew_if_its_recipe_or_a_user_s_file_was_edited(
+    edited: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text('rewards: ["recipe_reward.py:f"]\n')
+    for name in ("recipe_reward.py", "swept_reward.py"):
+        Path(name).write_text("")
+    ran = []
+
+    def run_child(command: list[str], log: Path) -> int:
+        ran.append(command)
+        log.with_suffix("").mkdir(exist_ok=True)
+        entry = {"before": 0.0, "after": 0.5, "n": 100}
+        results = json.dumps({"heldout": {"environment/exact": entry}})
+        (log.with_suffix("") / "results.json").write_text(results)
+        return 0
+
+    monkeypatch.setattr(sweeps, "run_child", run_child)
+    command = ["${program}", "--config", "mine.yaml", "${args}"]
+    given = sweep({"rewards": {"value": ["swept_reward.py:f"]}}, command=command)
+    for _ in range(2):
+        run_trial(given, 0, given.trials()[0])
+    assert len(ran) == 1
+    Path(edited).write_text(Path(edited).read_text() + "# edited\n")
+    for _ in range(2):
+        run_trial(given, 0, given.trials()[0])
+    assert len(ran) == 2
 
 
 @LINUX

@@ -216,6 +216,8 @@ def test_a_run_that_fell_does_not_look_well(runs: Path) -> None:
     one = {name: Proportion(result.n, result.n) for name, result in run.before.items()}
     run.before, run.after = zero, one
     assert '<div class="verdict ">' in page([run])
+    run.before, run.after = zero, zero
+    assert '<div class="verdict tie">' in page([run]), "without stored pairs"
     run.before, run.after = one, zero
     assert '<div class="verdict warning">' in page([run])
 
@@ -261,7 +263,20 @@ def test_a_killed_run_gives_what_there_is(killed: Path) -> None:
     assert drawn.count('class="band') == 12
 
 
-@pytest.mark.parametrize("config", [None, "completion_only_loss: true"])
+def test_answers_that_do_not_belong_together_are_not_paired(killed: Path) -> None:
+    before = (killed / "heldout_answers_before.jsonl").read_text()
+    after = killed / "heldout_answers_after.jsonl"
+    after.write_text("".join(before.splitlines(keepends=True)[1:]))
+    (run,) = read_runs([str(killed)])
+    assert not run.answers and not run.changes
+    assert "The answers before and after belong to different rows." in run.missing
+    after.write_text(before[:-20])
+    (run,) = read_runs([str(killed)])
+    assert not run.answers and not run.changes
+    assert "heldout_answers_after.jsonl could not be read" in " ".join(run.missing)
+
+
+@pytest.mark.parametrize("config", [None, "completion_only_loss: true", "", "- a", "a: [\n"])
 def test_what_is_no_run_is_one_message(
     config: str | None,
     tmp_path: Path,
@@ -273,6 +288,8 @@ def test_what_is_no_run_is_one_message(
     assert report(monkeypatch, "--run", str(tmp_path)) == 2
     error = " ".join(capsys.readouterr().err.split())
     assert "is not a run of rookworld grpo; give the output_dir" in error
+    is_broken = config in ("", "- a", "a: [\n")
+    assert ("resolved_config.yaml could not be read" in error) is is_broken
 
 
 # --------------------------------------------------------------------------------------------------

@@ -313,6 +313,7 @@ NO_LISTS: list[Any] = [None, [], "graduated", {"name": "graduated"}, 5]
         ([{"name": "asymmetric", "shaping": "linear"}], ["asymmetric", "no option 'shaping'"]),
         ([{"name": "asymmetric", "weight": "heavy"}], ["'heavy'", "is not a number"]),
         ([{"name": "asymmetric", "weight": True}], ["True", "is not a number"]),
+        ([{"name": "asymmetric", "weight": float("nan")}], ["nan", "is not a finite number"]),
         ([{"weight": 1.0}], ["must be a mapping with a name"]),
         (["asymmetric"], ["'asymmetric'", "must be a mapping with a name"]),
         ([None], ["None", "must be a mapping with a name"]),

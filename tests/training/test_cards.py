@@ -17,6 +17,7 @@ from huggingface_hub import ModelCard, constants
 from rookworld_rlvr.common.files import asset_path
 from rookworld_rlvr.common.stats import Proportion
 from rookworld_rlvr.data.loading import LoadedData
+from rookworld_rlvr.training import model_card
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.model_card import Run, write_grpo_card
 
@@ -173,6 +174,21 @@ def test_what_is_on_the_hub_is_in_the_header_and_no_folder_is_in_the_text(
     assert other.data.datasets is None and "`rows.jsonl`" in other.text
     assert "--config=mine.yaml --seed 3" in other.text and "engine_path: fish" in other.text
     assert "/home/ann" not in str(card) + str(other)
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("/home/ann lee/mine.jsonl", "mine.jsonl"),
+        ("--x=/home/ann/a:/home/ann/b", "--x=a:b"),
+        ("--x=/home/ann lee/short.py:short", "--x=short.py:short"),
+        ('--x=[{"name": "/home/ann lee/short.py:short"}]', '--x=[{"name": "short.py:short"}]'),
+        ("--x=[environment, policy]", "--x=[environment, policy]"),
+        ("https://a.b/c/", "https://a.b/c/"),
+    ],
+)
+def test_a_path_is_shortened_value_by_value(word: str, shown: str) -> None:
+    assert model_card._public_word(word) == shown
 
 
 def test_the_card_lists_rewards_of_trained_tasks_alone(

@@ -74,6 +74,18 @@ def test_a_refusal_says_how_to_start_from_the_weights(tmp_path: Path) -> None:
     assert f"--model_name_or_path {checkpoint} --output_dir {tmp_path}/run-2" in remedy
 
 
+def test_a_checkpoint_of_adapters_alone_is_no_model_to_start_from(tmp_path: Path) -> None:
+    checkpoint = write(tmp_path / "run", "seed: 0\n")
+    (checkpoint / "config.json").unlink()
+    with pytest.raises(RookWorldError, match=r"or start a new run$"):
+        changed_keys(checkpoint, "seed: 1\n")
+
+
+def test_a_broken_configuration_is_one_message(tmp_path: Path) -> None:
+    with pytest.raises(RookWorldError, match=r"resolved_config.yaml .* could not be read"):
+        changed_keys(write(tmp_path / "run", "seed: [\n"), "seed: 1\n")
+
+
 def test_fewer_steps_than_were_made_are_refused(tmp_path: Path) -> None:
     checkpoint = write(tmp_path / "run", "max_steps: 6\n", step=4)
     assert changed_keys(checkpoint, "max_steps: 4\n") == {"max_steps": [6, 4]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
@@ -13,13 +14,14 @@ from typing import Any
 
 import pytest
 import yaml
-from huggingface_hub import ModelCard, constants
+from huggingface_hub import HfApi, ModelCard, constants
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.common.files import asset_path
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
+from rookworld_rlvr.training.hub import push
 
 from ..conftest import script
 from ..hub import OWNER, TOKEN, Hub, stand_in
@@ -69,7 +71,9 @@ def test_what_a_run_pushes_after_its_end(hub: Hub, tmp_path: Path) -> None:
 
 def test_adapters_are_pushed_and_a_push_that_fails_is_told(hub: Hub, tmp_path: Path) -> None:
     hub.refused = "/commit/"
-    lora = "--use_peft true --lora_r 2 --lora_target_modules c_attn c_proj".split()
+    lora = (
+        "--hub_revision try --use_peft true --lora_r 2 --lora_target_modules c_attn c_proj".split()
+    )
     done = script("grpo.py", *SMALL, *lora, cwd=tmp_path)
     assert done.returncode == 2, done.stdout[-3000:] + done.stderr[-3000:]
     message = done.stderr[done.stderr.index("push_to_hub") :]
@@ -129,6 +133,19 @@ def test_a_repository_that_cannot_be_written_to_is_told_first(
     first = f"push_to_hub: cannot write to the repository '{repository}' at {hub.endpoint} (40"
     assert first in done.stderr and "hf auth login" in done.stderr
     assert list(tmp_path.iterdir()) == [], "nothing was begun"
+
+
+def test_the_command_to_push_by_hand_names_the_branch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def upload_folder(api: HfApi, **given: Any) -> None:
+        raise OSError(f"no network for {given['revision']}")
+
+    monkeypatch.setattr(HfApi, "upload_folder", upload_folder)
+    for branch, end in (("try", " --revision try"), (None, " --include judge_report.json")):
+        with pytest.raises(RookWorldError) as caught:
+            push("ann/nano", tmp_path, argparse.Namespace(hub_revision=branch))
+        assert str(caught.value).endswith(end)
 
 
 def test_keys_that_would_push_something_else(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ from markupsafe import Markup
 
 from ...common.files import read_asset
 from ...common.html import name, render
-from ...common.stats import Estimate, Paired
+from ...common.stats import Estimate, Paired, newcombe
 from ...evaluation.results import decoding_text
 from ...tasks.metrics import headline, headlines
 from ...tasks.registry import TASKS
 from ...training.changes import stretches, words
-from ...training.results import change_text, interval_text, limit_lines, tie_lines
+from ...training.results import change_text, interval_text, limit_lines
 from .plots import COLOURS, heldout_plots, training_plots
 from .record import (
     ROUND_HEADS,
@@ -79,7 +79,7 @@ def _verdict(run: RunRecord) -> tuple[str, str]:
         return "warning", f"did not finish; logged up to step {last}{alarms}."
     metrics = [metric for metric in headlines().values() if metric in run.after]
     before, after = headline(run.before), headline(run.after)
-    is_tie = len(tie_lines(run.before, run.after, run.changes)) > len(metrics)
+    is_tie = all(_is_tie(run, metric) for metric in metrics)
     steps = run.results.get("steps")
     is_chosen = run.best_step is not None
     model = f"checkpoint of step {run.best_step} of {steps}" if is_chosen else f"{steps} steps"
@@ -89,6 +89,16 @@ def _verdict(run: RunRecord) -> tuple[str, str]:
         f"{before:.1%} before, {after:.1%} after ({100 * (after - before):+.1f} points"
         f"{', a tie: chance alone may explain it' if is_tie else ''}); {model}{alarms}.",
     )
+
+
+def _is_tie(run: RunRecord, metric: str) -> bool:
+    """Whether chance may explain a metric's change: row by row, or, without pairs, by its intervals."""
+    if metric in run.changes:
+        return run.changes[metric].is_tie
+    if metric not in run.before:
+        return True
+    low, high = newcombe(run.before[metric], run.after[metric])
+    return low <= 0 <= high
 
 
 def _setup(runs: Sequence[RunRecord]) -> dict[str, Any]:

@@ -144,23 +144,29 @@ def read_run(folder: Path, name: str) -> RunRecord:
     def read(file: str, nothing: Any, reader: Callable[[Path], Any] = _json) -> Any:
         """A file's content; `nothing`, and a sentence, if it is absent or broken."""
         try:
-            return reader(folder / file)
+            found = reader(folder / file)
+            if isinstance(nothing, dict | list) and not isinstance(found, type(nothing)):
+                raise TypeError("it is empty, or not of the form that a run writes")
+            return found
         except FileNotFoundError:
             missing.extend([] if file in _OPTIONAL else [f"There is no {file}."])
-        except (OSError, ValueError, TypeError) as error:
-            missing.append(f"{file} could not be read ({error}).")
+        except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+            missing.append(f"{file} could not be read ({' '.join(str(error).split())}).")
         return nothing
 
     config = read(RESOLVED_CONFIG, {}, lambda path: yaml.safe_load(path.read_text("utf-8")))
     if "num_generations" not in config:
         raise RookWorldError(
             f"run: {str(folder)!r} is not a run of rookworld grpo; give the output_dir of one (what "
-            f"other commands have measured is in their {CARD})"
+            f"other commands have measured is in their {CARD}). {' '.join(missing)}".strip()
         )
     saved = [f"{path.name}/{_STATE}" for path in checkpoints(folder)[-1:]]
     state = saved[0] if saved and not (folder / _STATE).is_file() else _STATE
     results = {"heldout": {}, **read(RESULTS, {})}
-    sides = (read(file, [], _json_lines) for file in (ANSWERS_BEFORE, ANSWERS_AFTER))
+    before, after = (read(file, [], _json_lines) for file in (ANSWERS_BEFORE, ANSWERS_AFTER))
+    answers = _pairs(before, after)
+    if before and after and not answers:
+        missing.append("The answers before and after belong to different rows.")
     run = RunRecord(
         name,
         config,
@@ -169,16 +175,23 @@ def read_run(folder: Path, name: str) -> RunRecord:
         before=heldout_results(results, "before") or read(HELDOUT_BEFORE, {}, read_proportions),
         after=heldout_results(results, "after"),
         results={key: value for key, value in results.items() if key != "heldout"},
-        answers=[AnswerPair(*pair) for pair in zip(*sides, strict=False)],
+        answers=answers,
         health=read(HEALTH_FILE, None, _json_lines),
         evaluation=read(EVALUATION, None),
         right=read(HELDOUT_PASS, ({}, {}), read_counts)[1],
         missing=missing,
-        changes=compared(folder),
+        changes=compared(folder) if answers else {},
     )
     if not run.finished:
         missing.append(f"The run did not finish; its curves are those of {state}.")
     return run
+
+
+def _pairs(before: Sequence[Answer], after: Sequence[Answer]) -> list[AnswerPair]:
+    """The answers to each row; empty if they are not of the same rows."""
+    if [answer["prompt"] for answer in before] != [answer["prompt"] for answer in after]:
+        return []
+    return [AnswerPair(*pair) for pair in zip(before, after, strict=True)]
 
 
 def _json(path: Path) -> Any:
