@@ -13,10 +13,8 @@ from pathlib import Path
 
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.run import run_cli
-from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.common.files import check_writable
 from rookworld_rlvr.common.settings import Checked, setting
-from rookworld_rlvr.tasks.registry import TASKS
 
 
 def run_faults(runs: Sequence[str], where: str) -> list[str]:
@@ -65,12 +63,6 @@ def main(argv: Sequence[str]) -> None:
 
     rounds = [entry for folder in args.run for entry in read_ledger(Path(folder))]
     runs = read_runs([run for folder in args.run for run in runs_of(folder)][-MOST_RUNS:])
-    for run in runs:
-        if unknown := [task for task in run.config.get("tasks", ()) if task not in TASKS]:
-            raise RookWorldError(
-                f"{run.name} has the task {unknown[0]}, which is your own; add --tasks_from "
-                f"{' '.join(run.config.get('tasks_from', ['path/to/file.py:Class']))}"
-            )
     path = Path(args.output_file or Path(args.run[0]) / "report.html")
     check_writable(path)
     path.write_text(page(runs, rounds), encoding="utf-8", errors="backslashreplace")

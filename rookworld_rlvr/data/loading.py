@@ -254,7 +254,7 @@ def load_data(
         if not split:
             why = dict(report.quarantined + report.unjudgeable + report.left_out)
             raise RookWorldError(
-                f"no {name} rows in {args.dataset_name!r} with tasks={args.tasks} and heldout_share="
+                f"no {name} rows in {_read_of(args)} with tasks={args.tasks} and heldout_share="
                 f"{args.heldout_share}: of {report.read} rows, {why} are left out. Give more rows, "
                 "another share or other tasks; rookworld audit says more about the rows"
             )
@@ -450,6 +450,12 @@ def _mirror_images(rows: Sequence[Row], apart: set[str], heldout_share: float) -
     return images
 
 
+def _read_of(args: DataArguments) -> str:
+    """What was read, for a message."""
+    first = f"the first {args.max_rows} rows (max_rows) of " if args.max_rows else ""
+    return f"{first}{args.dataset_name!r}"
+
+
 def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
     """The rows in the shares of first plies and of tasks that are asked for.
 
@@ -465,7 +471,7 @@ def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
     if of_task := args.training_shares():
         if missing := set(of_task) - {row["task"] for row in rows}:
             raise RookWorldError(
-                f"no rows of {', '.join(missing)} to train on in {args.dataset_name!r}, but task_shares="
+                f"no rows of {', '.join(missing)} to train on in {_read_of(args)}, but task_shares="
                 f"{args.task_shares} gives them a share: give such rows, or take them out of `tasks`"
             )
         rows = _repeat(rows, lambda row: row["task"], of_task)

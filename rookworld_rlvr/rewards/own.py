@@ -94,12 +94,20 @@ def own_reward(spec: Mapping[str, Any]) -> Callable[..., Any]:
     func = load_own(spec["name"], "rewards")
     options = {key: value for key, value in spec.items() if key not in _OURS}
     asked = partial(func, **options)
+    signature = inspect.signature(asked)
     tasks, name = own_tasks(spec), spec["name"].rpartition(":")[2]
 
     def inputs_of(prompts: Sequence[Any], columns: Any) -> tuple[list[int], dict[str, Any]]:
         """The rows of its tasks, and what the function is called with for them."""
         rows = [row for row, text in enumerate(prompts) if task_of(message_text(text)) in tasks]
-        return rows, only_rows(rows, len(prompts), {"prompts": prompts, **columns})
+        inputs = only_rows(rows, len(prompts), {"prompts": prompts, **columns})
+        try:
+            signature.bind(**inputs)
+        except TypeError as error:
+            raise RookWorldError(
+                f"the reward {name} cannot be called: {error}; it gets {', '.join(inputs)}"
+            ) from error
+        return rows, inputs
 
     def of_all(rows: Sequence[int], values: Any, size: int) -> list[Any]:
         by_row = dict(zip(rows, listed(name, values, len(rows)), strict=True))

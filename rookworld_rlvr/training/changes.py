@@ -122,8 +122,8 @@ def _refusal(checkpoint: Path, refused: Changes) -> str:
     remedy = "give these keys their earlier values, or start a new run"
     if (checkpoint / "config.json").is_file():  # not of adapters alone
         remedy += (
-            f" from its weights: --config {run / RESOLVED_CONFIG} --resume_from_checkpoint false "
-            f"--model_name_or_path {checkpoint} --output_dir {run}-2"
+            f" from its weights, by adding to your command: --config {run / RESOLVED_CONFIG} "
+            f"--resume_from_checkpoint false --model_name_or_path {checkpoint} --output_dir {run}-2"
         )
     lines = [f"  - {key}: was {words(was)}, is {words(now)}" for key, (was, now) in refused.items()]
     return "\n".join(

@@ -217,9 +217,13 @@ def test_arrays_are_taken_and_infinity_is_not() -> None:
         "import numpy as np\n"
         "def ones(completions, **columns): return np.ones(len(completions))\n"
         "def inf(completions, **columns): return [float('inf')] * len(completions)\n"
+        "def wants(completions, answer, **columns): return [0.0] * len(completions)\n"
     )
     ones, inf = get_reward_funcs([{"name": "more.py:ones"}, {"name": "more:inf"}])
     assert ones(prompts=[ENVIRONMENT], completions=["a"]) == [1.0]
+    (wants,) = get_reward_funcs([{"name": "more:wants"}])
+    with pytest.raises(RookWorldError, match=r"'answer'; it gets prompts, completions, fen"):
+        wants(prompts=[ENVIRONMENT], completions=["a"], fen=["8/8"])
     (fault,) = checked("inf", inf(prompts=[ENVIRONMENT], completions=["a"]), 1)
     assert "returned inf; return finite numbers or None" in str(fault)
 

@@ -160,6 +160,11 @@ def read_run(folder: Path, name: str) -> RunRecord:
             f"run: {str(folder)!r} is not a run of rookworld grpo; give the output_dir of one (what "
             f"other commands have measured is in their {CARD}). {' '.join(missing)}".strip()
         )
+    if unknown := [task for task in config.get("tasks", ()) if task not in TASKS]:
+        raise RookWorldError(
+            f"run: {name} has the task {unknown[0]}, which is your own; add --tasks_from "
+            f"{' '.join(config.get('tasks_from', ['path/to/file.py:Class']))}"
+        )
     saved = [f"{path.name}/{_STATE}" for path in checkpoints(folder)[-1:]]
     state = saved[0] if saved and not (folder / _STATE).is_file() else _STATE
     results = {"heldout": {}, **read(RESULTS, {})}
