@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from ...common.files import read_asset
 from ...common.html import name, render
-from ...common.stats import Estimate, Paired, newcombe
+from ...common.stats import Estimate, Paired
 from ...evaluation.results import decoding_text
 from ...tasks.metrics import headline, headlines
 from ...tasks.registry import TASKS
@@ -92,13 +92,13 @@ def _verdict(run: RunRecord) -> tuple[str, str]:
 
 
 def _is_tie(run: RunRecord, metric: str) -> bool:
-    """Whether chance may explain a metric's change: row by row, or, without pairs, by its intervals."""
+    """Whether chance may explain a metric's change: row by row, or, without pairs, if intervals overlap."""
     if metric in run.changes:
-        return run.changes[metric].is_tie
+        return bool(run.changes[metric].is_tie)
     if metric not in run.before:
         return True
-    low, high = newcombe(run.before[metric], run.after[metric])
-    return low <= 0 <= high
+    (low, high), (lower, upper) = run.before[metric].interval, run.after[metric].interval
+    return bool(lower <= high and low <= upper)
 
 
 def _setup(runs: Sequence[RunRecord]) -> dict[str, Any]:
