@@ -92,7 +92,7 @@ def _verdict(run: RunRecord) -> tuple[str, str]:
 
 
 def _is_tie(run: RunRecord, metric: str) -> bool:
-    """Whether chance may explain a metric's change: row by row, or, without pairs, if intervals overlap."""
+    """Whether chance may explain a change: row by row or, without pairs, if intervals overlap."""
     if metric in run.changes:
         return bool(run.changes[metric].is_tie)
     if metric not in run.before:
