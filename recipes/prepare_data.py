@@ -37,13 +37,14 @@ def main(argv: Sequence[str]) -> None:
     args, label_args = parser.parse_strictly(argv, check_prepare_recipe)
     output = Path(args.output_file)
     check_writable(output)
+    was_there, quarantine_file = output.exists(), output.with_suffix(".quarantine.jsonl")
 
     if args.cluster is None:
         ################
         # One run
         ################
         report = PrepareReport()
-        rows = read_rows(args, report, output.with_suffix(".quarantine.jsonl"))
+        rows = read_rows(args, report, quarantine_file)
         write_labelled(output, rows, args, label_args, report)
     else:
         ################
@@ -61,7 +62,9 @@ def main(argv: Sequence[str]) -> None:
     note = read_provenance(output)
     assert note is not None
     print("\n".join(report_lines(note["counts"])))
-    print(f"written to {output}")
+    print(f"written to {output}{', in place of an earlier file' if was_there else ''}")
+    if args.cluster is None and quarantine_file.is_file():
+        print(f"rows that are left out, with the reasons: {quarantine_file}")
     if args.hub_dataset_id:
         push(args.hub_dataset_id, output, data_card(note))
 

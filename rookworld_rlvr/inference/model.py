@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
+import chess
 import torch
 
 from ..common.errors import NotationError, RookWorldError
@@ -85,14 +86,16 @@ class RookWorld:
         Args:
             position: A FEN or a `chess.Board`.
             move: A `chess.Move` or UCI, which may be illegal there, or a legal move in SAN.
-            history: The moves before it, in UCI or as `chess.Move`; the model is told the last nine.
+            history: The moves before it, in UCI or as `chess.Move`; the model is told the last nine. By
+                default those that were played on a `chess.Board`.
 
         Raises:
             NotationError: The FEN is malformed, or the answer is unreadable.
             IllegalPositionError: The position is not legal.
             RookWorldError: A move cannot be read.
         """
-        return _record(self.step_all([(position, move, history)])[0])
+        played = position.move_stack if isinstance(position, chess.Board) else ()
+        return _record(self.step_all([(position, move, history or played)])[0])
 
     # --------------------------------------------------------------------------------------------
     # Many
@@ -114,7 +117,13 @@ class RookWorld:
         return [reply_of(text, parse_environment_answer) for text in texts]
 
     def complete(self, prompts: Sequence[str]) -> list[str]:
-        """Greedy completions of prompts, as evaluation decodes them."""
+        """Greedy completions of prompts, as evaluation decodes them.
+
+        Raises:
+            RookWorldError: A single text is given, which would be read letter by letter.
+        """
+        if isinstance(prompts, str):
+            raise RookWorldError("prompts: a text is given; write a list of texts, [prompt]")
         if not prompts:
             return []
         return complete(self.network, self.tokenizer, prompts, max_new_tokens=ANSWER_TOKENS)

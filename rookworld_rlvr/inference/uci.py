@@ -22,7 +22,7 @@ from ..tasks import rules
 from ..tasks.text import parse_fen
 from ..tasks.types import MATE_CP, PolicyAnswer
 from .arguments import model_parser, run, start
-from .prompts import choose, no_answer, read_legal_move
+from .prompts import Choice, choose, no_answer, read_legal_move
 
 if TYPE_CHECKING:
     from .prompts import Reply
@@ -146,10 +146,11 @@ class Engine:
         limit = seconds_for(numbers_of(words), board.turn)
         self._deadline = None if limit is None else time.monotonic() + limit
         self._is_infinite = "infinite" in words
+        allowed = {word for word in words if word in {move.uci() for move in board.legal_moves}}
         self._stop.clear()
 
         def search() -> None:
-            *infos, best = self._report(board, analyse)
+            *infos, best = self._report(board, analyse, allowed)
             self.say(*infos)
             if self._is_infinite:
                 self._stop.wait()
@@ -177,8 +178,8 @@ class Engine:
             self._search.join()
             self._search = None
 
-    def _report(self, board: chess.Board, analyse: Analyse) -> list[str]:
-        """The lines of an answer; the last is the move that is played."""
+    def _report(self, board: chess.Board, analyse: Analyse, allowed: set[str]) -> list[str]:
+        """The lines of an answer; the last is the move that is played, of `allowed` if there are any."""
         if not any(board.legal_moves):
             score = "mate 0" if board.is_check() else "cp 0"
             return [f"info depth 0 score {score}", "bestmove 0000"]
@@ -186,9 +187,13 @@ class Engine:
         try:
             choice = choose(board, analyse(board.fen()))
         except Stopped:
-            choice = no_answer(board, "the model had not answered when its time was over")
+            choice = no_answer(board, "the model had not answered when it was stopped")
         except Exception as error:  # a program that asks waits for a move, whatever happens
             choice = no_answer(board, f"the model failed ({type(error).__name__}: {error})")
+        if allowed and choice.move.uci() not in allowed:  # by searchmoves
+            first = next(one for one in board.legal_moves if one.uci() in allowed)
+            why = f"{choice.move.uci()} is not among searchmoves; {first.uci()} is played"
+            choice = Choice(first, fault=why)
         took, score = int(1000 * (time.monotonic() - began)), ""
         if (
             choice.pawns is not None

@@ -103,3 +103,14 @@ def test_what_is_no_position_or_move_is_refused(asked: list[Any], said: str) -> 
     model = RookWorld.from_pretrained("rookworld-nano", device="cpu")
     with pytest.raises(RookWorldError, match=said):
         model.step(*asked)
+
+
+def test_a_board_brings_its_moves_and_a_text_is_not_a_list() -> None:
+    model, board = RookWorld.from_pretrained("rookworld-nano"), chess.Board()
+    for move in ("e4", "e5", "Nf3"):
+        board.push_san(move)
+    played = ["e2e4", "e7e5", "g1f3"]
+    (told,) = model.step_all([(board.fen(), "b8c6", played)])
+    assert model.step(board, "Nc6") == told.record
+    with pytest.raises(RookWorldError, match="write a list of texts"):
+        model.complete("P: ")  # type: ignore[arg-type]

@@ -92,6 +92,14 @@ def test_the_best_move_of_an_infinite_search_waits_for_stop(talk: Conversation) 
     assert talk.until("readyok") == ["bestmove e2e4", "readyok"], "one best move a search"
 
 
+def test_a_move_outside_of_searchmoves_is_not_played(talk: Conversation) -> None:
+    talk.send("go movetime 60000 searchmoves a2a3 e2e4")
+    assert talk.until("bestmove")[-1] == "bestmove e2e4"
+    talk.send("go searchmoves a2a3")
+    said = talk.until("bestmove")
+    assert said[-1] == "bestmove a2a3" and "e2e4 is not among searchmoves" in said[-2]
+
+
 def test_a_model_that_fails_does_not_leave_the_program_without_a_move(talk: Conversation) -> None:
     def failing(fen: str) -> None:
         raise RuntimeError("planted")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import random
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,8 @@ from ...tasks.types import EnvironmentPrompt
 from ..answerers import Answerer
 from ..suite import Judged, Metric, PromptSuite, SuiteUnavailableError
 from .environment import EnvironmentSuite, heldout_prompts
+
+logger = logging.getLogger(__name__)
 
 # Group of items → the last of its half-moves.
 PLIES = {"ply_1": 1, "plies_2_to_5": 5, "plies_6_to_10": 10, "plies_11_on": math.inf}
@@ -135,6 +138,9 @@ def _read(path: Path, rows: int, seed: int) -> dict[str, EnvironmentPrompt]:
             prompts[f"row {number}"] = prompt
     if not prompts:
         raise _refused(path, "holds no environment prompt")
+    if left_out := len(texts) - len(prompts):
+        said = "openings_file: %d of %d rows cannot be read, and are left out"
+        logger.warning(said, left_out, len(texts))
     chosen = set(random.Random(seed).sample(sorted(prompts), min(rows, len(prompts))))
     return {item: prompt for item, prompt in prompts.items() if item in chosen}
 

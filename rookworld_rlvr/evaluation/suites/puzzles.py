@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from ...tasks import rules
 from ..answerers import Answerer
 from ..games import ask_moves
 from ..suite import Judged, Metric, Suite, SuiteUnavailableError
+
+logger = logging.getLogger(__name__)
 
 COLUMNS = ("PuzzleId", "FEN", "Moves", "Rating")
 
@@ -154,6 +157,9 @@ def read_puzzles(file: str, rows: int, seed: int) -> list[Puzzle]:
     found = [puzzle for puzzle in map(_puzzle, drawn) if puzzle is not None]
     if not found:
         raise SuiteUnavailableError(f"puzzles_file: {file!r} holds no puzzle; {_WHAT_TO_GIVE}")
+    if left_out := len(drawn) - len(found):
+        said = "puzzles_file: %d of %d rows hold no puzzle, and are left out"
+        logger.warning(said, left_out, len(drawn))
     return found
 
 
