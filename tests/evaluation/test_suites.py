@@ -290,11 +290,11 @@ def test_items_that_a_training_set_holds_are_left_out(tmp_path: Path) -> None:
 
 
 def test_training_rows_may_be_positions(tmp_path: Path) -> None:
-    suite = PolicySuite(20, 0)
+    suite = EnvironmentSuite(60, 0)
     fen = next(iter(suite.positions().values()))
     (tmp_path / "fens.txt").write_text(fen + "\n")
     found = keep_apart([suite], str(tmp_path / "fens.txt"))
-    assert found["rows"] > 0 and found["left_out"]["policy"] >= 1
+    assert found["rows"] > 0 and found["left_out"]["environment"] >= 1
 
 
 def test_the_packaged_training_set_holds_no_test_position(policy: PolicySuite) -> None:
