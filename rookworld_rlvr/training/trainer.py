@@ -8,6 +8,7 @@ Only this file and `checkpoints.py` use private names of TRL and transformers; `
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -31,22 +32,31 @@ from ..tasks.task import Sampling
 from .checkpoints import WholeCheckpoints
 from .heldout import HeldoutEvaluation
 from .model_card import OwnCard
-from .parts.aggregation import Loss, policy_and_entropy, spread, without_left_out
-from .parts.groups import group_metrics, have_signal, weighted
+from .parts.aggregation import (
+    Loss,
+    group_metrics,
+    have_signal,
+    policy_and_entropy,
+    spread,
+    weighted,
+    without_left_out,
+)
 from .parts.part import Batch, Call, Part, Rows, Sampled, Scores, arguments_of, whole
-from .parts.registry import load_parts, parts_of, sampler_starts, save_parts
+from .parts.registry import parts_of, sampler_starts
 from .parts.sampling import draws_itself, rollout, samplings_of
-from .parts.timing import StepTimes
+from .parts.steps import StepTimes
 from .preflight import Parity, PreflightCallback
 from .progress import TableInterval, escape_for_terminal
 from .sharding import check_layout
+
+PARTS_STATE = "control_state.json"  # in a checkpoint, what the parts have learnt
 
 
 class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     """`trl.GRPOTrainer`, corrected for GPT-2 and extended by parts; it takes TRL's arguments.
 
     Attributes:
-        parts: Its parts, by the names of their files.
+        parts: Its parts, by name.
         sampling: How completions are sampled, unless `task_samplings` has their task.
         task_samplings: How each task is sampled; None if all are sampled alike.
         prompt_sampler: Draws prompts from the training rows; None before training, and if TRL's does.
@@ -56,6 +66,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         being_scored: The rows that a forward is scoring; None outside of one.
         is_beside: Whether losses are computed beside a step, see `unrecorded`.
         broken_terms: The terms of the last loss that are not finite.
+        gradient_norm: Of the last backward pass; None before.
     """
 
     def __init__(
@@ -94,6 +105,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         self.sampled: Mapping[str, Mapping[str, Any]] = {}
         self.regrouped: Any = None  # the micro-batches whose groups are together again
         self.broken_terms: list[str] = []
+        self.gradient_norm: Any = None
         for part in (self.times, *self.parts.values()):
             self.add_callback(part)
         if getattr(self.args, "preflight", True):
@@ -329,10 +341,8 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         """Remember the gradient norm, so that a step that is not finite can be skipped."""
-        norm = super()._get_grad_norm(*args, **kwargs)
-        for part in self.parts.values():
-            part.on_gradient_norm(norm)
-        return norm
+        self.gradient_norm = super()._get_grad_norm(*args, **kwargs)
+        return self.gradient_norm
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Give parts with weights of their own a parameter group."""
@@ -352,13 +362,21 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     def save_more(self, folder: Path) -> None:
         """Save the parts' states with each checkpoint, so that a resumed run continues them."""
         if self.args.should_save:
-            save_parts(self.parts, folder)
+            state = {
+                key: value for part in self.parts.values() for key, value in part.state().items()
+            }
+            (folder / PARTS_STATE).write_text(json.dumps(state) + "\n")
+            for part in self.parts.values():
+                part.save_in(folder)
 
     def load_more(self, folder: Path | None) -> None:
         """Load what `save_more` saved, and remember where a run goes on."""
         self.heldout.resumed_at = None if folder is None else self.state.global_step
         if folder is not None:
-            load_parts(self.parts, folder)
+            state = json.loads((folder / PARTS_STATE).read_text())
+            for part in self.parts.values():
+                part.load(state)
+                part.load_from(folder)
 
     def evaluate(
         self,
@@ -419,7 +437,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
                 metrics.update(kept[mode])
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Time a phase of a step; see `timing.PHASES`."""
+        """Time a phase of a step; see `parts.steps.PHASES`."""
         return self.times.phase(name)
 
     def record(self, numbers: Mapping[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""The loss as its named terms, and how a term is summed over tokens, as TRL sums its own."""
+"""Rewards of groups, the loss as its named terms, and how TRL sums such a term over tokens."""
 
 from __future__ import annotations
 
@@ -7,13 +7,72 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from trl.trainer.utils import nanstd
 
-from .part import Call, Scores
+from ..health.monitor import batch_health
+from .part import Call, Sampled, Scores
+
+STD_EPSILON = 1e-4  # TRL's
+
+STD_THRESHOLD = 1e-6  # a group has no signal if its rewards deviate no more than this
 
 # TRL's losses that are a mean over completions, masked ones included.
 _MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 
 
+# --------------------------------------------------------------------------------------------------
+# Rewards
+# --------------------------------------------------------------------------------------------------
+def deviations(values: torch.Tensor) -> torch.Tensor:
+    """Sample standard deviation ``(P, 1)`` of each row of ``(P, G)``, ignoring nan; 0 of one value."""
+    found: torch.Tensor = nanstd(values, dim=1, keepdim=True).nan_to_num(0.0)
+    return found
+
+
+def weighted(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Total rewards ``(N,)`` from those of each function ``(N, F)``; nan if no function gave one."""
+    summed = (rewards * weights.to(rewards.device)).nansum(dim=1)
+    summed[rewards.isnan().all(dim=1)] = torch.nan
+    return summed
+
+
+def have_signal(rewards: torch.Tensor, size: int) -> list[bool]:
+    """Which groups of `size` completions have rewards ``(N,)`` that differ."""
+    signal: list[bool] = (deviations(rewards.view(-1, size)).flatten() > STD_THRESHOLD).tolist()
+    return signal
+
+
+def group_metrics(
+    sampled: Sampled, size: int, log: Mapping[tuple[str, str], Any]
+) -> dict[str, float]:
+    """Shares of groups without signal, and numbers for the health rules.
+
+    Args:
+        sampled: What is trained on.
+        size: Completions of a group.
+        log: The log of the completions that are trained on, see `Sampled.logs`.
+    """
+    numbers: dict[str, float] = {
+        "zero_variance/sampled": 1 - sum(sampled.drawn) / len(sampled.drawn),
+        "zero_variance/trained": 1 - torch.tensor(sampled.signal).float().mean().item(),
+        "zero_variance/extra_prompts": len(sampled.drawn) - len(sampled.signal),
+    }
+    tasks = [task for task in sampled.tasks for _ in range(size)]
+    numbers |= batch_health(
+        sampled.rewards.cpu(),
+        torch.tensor(list(log["advantages", ""])),
+        list(log["completion", ""]),
+        tasks,
+        size,
+        prompts=list(log["prompt", ""]),
+    )
+    numbers |= {f"task/{task}": tasks.count(task) / len(tasks) for task in sorted(set(tasks))}
+    return numbers
+
+
+# --------------------------------------------------------------------------------------------------
+# Loss
+# --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Loss:
     """The loss of a micro-batch, with its graph.
