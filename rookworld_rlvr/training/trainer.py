@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -424,17 +425,13 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     @contextmanager
     def unrecorded(self) -> Iterator[Mapping[str, list[float]]]:
         """Compute losses beside a step; gives what they would have logged, by name."""
-        kept = {mode: dict(metrics) for mode, metrics in self._metrics.items()}
-        for metrics in self._metrics.values():
-            metrics.clear()
+        kept = self._metrics
+        self._metrics = {mode: defaultdict(list) for mode in kept}
         self.is_beside = True
         try:
             yield self._metrics["train"]
         finally:
-            self.is_beside = False
-            for mode, metrics in self._metrics.items():
-                metrics.clear()
-                metrics.update(kept[mode])
+            self._metrics, self.is_beside = kept, False
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time a phase of a step; see `parts.steps.PHASES`."""

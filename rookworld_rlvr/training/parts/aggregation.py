@@ -140,8 +140,7 @@ def aggregate(trainer: Any, per_token: torch.Tensor, inputs: Mapping[str, Any]) 
 
 def _summed(trainer: Any, per_token: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
     mask = inputs["completion_mask"]
-    training = trainer.model.training
-    steps = trainer.current_gradient_accumulation_steps if training else 1
+    steps = trainer.current_gradient_accumulation_steps if trainer.model.training else 1
     total = (per_token * mask).sum()
     if trainer.loss_type in ("grpo", "sapo"):
         by_row = (per_token * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)
@@ -152,10 +151,27 @@ def _summed(trainer: Any, per_token: torch.Tensor, inputs: Mapping[str, Any]) ->
         return total / (per_token.size(0) * trainer.max_completion_length) / steps
     if trainer.loss_type == "luspo":
         return (per_token * mask).sum(-1).mean() / steps
-    items = inputs["num_items_in_batch"].clamp(min=1.0) / trainer.accelerator.num_processes
-    if training:  # `num_items_in_batch` spans the generation
-        items = items * steps / trainer.args.steps_per_generation
-    return total / items
+    return per_item(trainer, total, inputs["num_items_in_batch"])
+
+
+def per_item(trainer: Any, total: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+    """A micro-batch's share of a mean over the items of a step on all processes.
+
+    Args:
+        trainer: The `RookWorldGRPOTrainer`.
+        total: The sum over the items of this process's micro-batch.
+        items: The number of items of the whole generation on all processes, see `on_all`.
+    """
+    mean = total * trainer.accelerator.num_processes / items.clamp(min=1.0)
+    if trainer.model.training:  # in several steps a generation, and several micro-batches a step
+        mean *= trainer.args.steps_per_generation / trainer.current_gradient_accumulation_steps
+    return mean
+
+
+def on_all(trainer: Any, mask: torch.Tensor) -> torch.Tensor:
+    """The number of a mask's items on all processes."""
+    count: torch.Tensor = trainer.accelerator.gather(mask.sum()).sum()
+    return count
 
 
 def log_importance(trainer: Any, logps: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:

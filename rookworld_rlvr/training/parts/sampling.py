@@ -75,19 +75,13 @@ def needs_generate(trainer: Any) -> bool:
         or args.repetition_penalty != 1
         or args.min_p
         or only_generate(network)
-        or _own_settings(trainer)
-    )
-
-
-def _own_settings(trainer: Any) -> bool:
-    """Whether a model has generation settings that `generate` follows and the loop does not."""
-    network = trainer.accelerator.unwrap_model(trainer.model)
-    return any(
-        value is not None
-        and name not in _READ
-        and not name.startswith(("_", "output_"))
-        and getattr(trainer.generation_config, name, None) is None
-        for name, value in network.generation_config.to_diff_dict().items()
+        or any(  # a setting of the model's own, which `generate` follows
+            value is not None
+            and name not in _READ
+            and not name.startswith(("_", "output_"))
+            and getattr(trainer.generation_config, name, None) is None
+            for name, value in network.generation_config.to_diff_dict().items()
+        )
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from trl.trainer.utils import pad
 
+from .aggregation import on_all, per_item
 from .part import Batch, Call, Part, Rows, Scores
 from .teaching import taught_answer
 
@@ -59,7 +60,7 @@ class Supervised(Part):
             columns.append(temperatures)
         split = [column.unflatten(0, (-1, 1 + each)) for column in columns]
         batch |= dict(zip((*_COLUMNS, "answer_temperature"), split, strict=False))
-        batch["answer_items"] = trainer.accelerator.gather(batch["answer_mask"].sum()).sum()
+        batch["answer_items"] = on_all(trainer, batch["answer_mask"])
 
     def _extra(self, groups: int) -> list[Mapping[str, Any]]:
         """This process's rows of prompts that are not sampled, for so many groups that are."""
@@ -109,11 +110,7 @@ class Supervised(Part):
         total = trainer.accelerator.reduce(torch.stack(counts), "sum")
         if total[1]:
             trainer.record({"sft/loss": (total[0] / total[1]).item()})
-        # `answer_items` spans the generation, of which a step takes a part.
-        steps = trainer.current_gradient_accumulation_steps / trainer.args.steps_per_generation
-        items = inputs["answer_items"].clamp(min=1) / trainer.accelerator.num_processes * steps
-        loss: torch.Tensor = -self.args.sft_coef * self.logps.sum() / items
-        return loss
+        return per_item(trainer, -self.args.sft_coef * self.logps.sum(), inputs["answer_items"])
 
 
 def with_answers(rows: Rows, inputs: Mapping[str, torch.Tensor]) -> Rows:

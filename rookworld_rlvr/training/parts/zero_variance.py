@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from trl.trainer.utils import pad
 
-from .aggregation import STD_EPSILON, deviations
+from .aggregation import STD_EPSILON, deviations, on_all
 from .part import Batch, Part, Sampled
 
 # Masks and the number of their tokens on all processes.
@@ -105,12 +105,6 @@ def select_groups(
     return merged
 
 
-def _on_all(trainer: Any, mask: torch.Tensor) -> torch.Tensor:
-    """The number of a mask's tokens on all processes."""
-    count: torch.Tensor = trainer.accelerator.gather(mask.sum()).sum()
-    return count
-
-
 # --------------------------------------------------------------------------------------------------
 # The parts
 # --------------------------------------------------------------------------------------------------
@@ -125,7 +119,7 @@ class Skip(Part):
         batch["completion_mask"] = mask * trainer.own_rows(rows).to(mask.device).unsqueeze(1)
         scale = rows.numel() / max(int(rows.sum()), 1)
         batch["row_scale"] = torch.tensor(scale, device=mask.device)
-        batch["num_items_in_batch"] = _on_all(trainer, batch["completion_mask"])
+        batch["num_items_in_batch"] = on_all(trainer, batch["completion_mask"])
         return replace(sampled, signal=[True] * len(sampled.signal))
 
 
@@ -193,8 +187,6 @@ class Resample(Part):
         batches = [sampled.batch for sampled in rounds]
         batch = select_groups(batches, local, self._size, trainer.processing_class.pad_token_id)
         counts = {
-            items: _on_all(trainer, batch[mask])
-            for mask, items in _COUNTED.items()
-            if mask in batch
+            items: on_all(trainer, batch[mask]) for mask, items in _COUNTED.items() if mask in batch
         }
         return {**batch, **counts}
