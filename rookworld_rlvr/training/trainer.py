@@ -33,15 +33,7 @@ from ..tasks.task import Sampling
 from .checkpoints import WholeCheckpoints
 from .heldout import HeldoutEvaluation
 from .model_card import OwnCard
-from .parts.aggregation import (
-    Loss,
-    group_metrics,
-    have_signal,
-    policy_and_entropy,
-    spread,
-    weighted,
-    without_left_out,
-)
+from .parts import aggregation
 from .parts.part import Batch, Call, Part, Rows, Sampled, Scores, arguments_of, whole
 from .parts.registry import parts_of, sampler_starts
 from .parts.sampling import draws_itself, rollout, samplings_of
@@ -143,7 +135,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         for part in self.parts.values():
             sampled = part.complete(sampled)
         self.sampled = {row["prompt"]: row for row in sampled.rows}
-        self.record(group_metrics(sampled, self.num_generations, self.completion_log()))
+        self.record(aggregation.group_metrics(sampled, self.num_generations, self.completion_log()))
         return sampled.batch
 
     def sample_round(self, inputs: list[dict[str, Any]]) -> Sampled:
@@ -160,7 +152,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         call.tasks = [str(task_of(prompt)) for prompt in prompts]
         for part in self.parts.values():
             part.extend(call, batch)
-        signal = have_signal(rewards, self.num_generations)
+        signal = aggregation.have_signal(rewards, self.num_generations)
         logs = self.completion_log(len(rewards))
         return Sampled(call.tasks, signal, inputs, batch, rewards, logs, drawn=signal)
 
@@ -191,7 +183,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
             rewards = super()._calculate_rewards(*args, **kwargs)
             rewards = self.reward_guard.settle(rewards, self.record)
         if self.call is not None:
-            self.call.rewards = weighted(rewards, self.reward_weights)
+            self.call.rewards = aggregation.weighted(rewards, self.reward_weights)
         return rewards
 
     # --------------------------------------------------------------------------------------------
@@ -300,11 +292,11 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         self.regrouped = batches
         return batches[self._step % self.args.steps_per_generation]
 
-    def loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> Loss:
+    def loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> aggregation.Loss:
         """The loss of a micro-batch: TRL's, and the term of each part that has one."""
         with self.within(Call(inputs=inputs, temperatures=inputs.get("temperature"))) as call:
-            total = super().compute_loss(model, without_left_out(self, inputs))
-        terms = policy_and_entropy(total, call.scores)
+            total = super().compute_loss(model, inputs)
+        terms = aggregation.policy_and_entropy(total, call.scores)
         for part in self.parts.values():
             if type(part).term is not Part.term:
                 term = part.term(self, call, inputs)
@@ -312,9 +304,11 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
                 terms[part.loss_term or type(part).__name__] = (
                     total.new_zeros(()) if term is None else term
                 )
-        return Loss(spread(total), terms, call)
+        return aggregation.Loss(aggregation.spread(total), terms, call)
 
-    def _record_terms(self, loss: Loss, logps: torch.Tensor, inputs: Mapping[str, Any]) -> None:
+    def _record_terms(
+        self, loss: aggregation.Loss, logps: torch.Tensor, inputs: Mapping[str, Any]
+    ) -> None:
         """Log the terms of the loss, and the means of log-probs ``(B, C)`` and advantages."""
         scored = inputs["completion_mask"] * (logps != 0)  # idle rows are not scored
         advantages = inputs["advantages"] + inputs.get("taught_advantages", 0.0)
@@ -425,8 +419,8 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     @contextmanager
     def unrecorded(self) -> Iterator[Mapping[str, list[float]]]:
         """Compute losses beside a step; gives what they would have logged, by name."""
-        kept = self._metrics
-        self._metrics = {mode: defaultdict(list) for mode in kept}
+        kept: Any = self._metrics  # type: ignore[has-type]
+        self._metrics: Any = {mode: defaultdict(list) for mode in kept}
         self.is_beside = True
         try:
             yield self._metrics["train"]

@@ -17,7 +17,7 @@ STD_EPSILON = 1e-4  # TRL's
 STD_THRESHOLD = 1e-6  # a group has no signal if its rewards deviate no more than this
 
 # TRL's losses that are a mean over completions, masked ones included.
-_MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
+MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -113,28 +113,12 @@ def spread(loss: torch.Tensor) -> torch.Tensor:
     return loss * (1 + 0 * loss.detach())
 
 
-def row_scale(trainer: Any, inputs: Mapping[str, Any]) -> Any:
-    """The factor by which a mean over rows makes up for rows that `zero_variance: skip` leaves out."""
-    return inputs.get("row_scale", 1) if trainer.loss_type in _MEAN_OVER_ROWS else 1
-
-
-def without_left_out(trainer: Any, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A micro-batch for TRL's loss, whose policy term is a mean over the rows that are not left out.
-
-    The policy term is proportional to the advantages. The entropy bonus is a mean over the tokens that
-    are not masked, so it must not be scaled.
-    """
-    if "row_scale" not in inputs:
-        return inputs
-    return {**inputs, "advantages": inputs["advantages"] * row_scale(trainer, inputs)}
-
-
 def aggregate(trainer: Any, per_token: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
     """Sum a term of the loss over tokens ``(B, T)``, as TRL does for the trainer's `loss_type`.
 
     A mean over rows is one over those that are not left out.
     """
-    summed: torch.Tensor = row_scale(trainer, inputs) * _summed(trainer, per_token, inputs)
+    summed: torch.Tensor = inputs.get("row_scale", 1) * _summed(trainer, per_token, inputs)
     return summed
 
 

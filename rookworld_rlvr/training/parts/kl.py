@@ -231,7 +231,7 @@ class KLTerm(Part):
         if self._trainer.args.use_bias_correction_kl:
             kl = importance_weighted(kl, log_importance(self._trainer, logps, inputs), estimator)
         sampled = _sampled(inputs)
-        return kl * sampled, clamped & sampled.bool()
+        return kl * sampled, clamped & sampled
 
     def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
         """The KL term with the current coefficient."""
@@ -288,9 +288,6 @@ class KLTerm(Part):
 
 
 def _sampled(inputs: Mapping[str, Any]) -> torch.Tensor:
-    """1 for sampled completions, 0 for taught answers, ``(B, 1)``: the estimators need samples."""
-    taught = inputs.get("taught")
-    mask: torch.Tensor = inputs["completion_mask"]
-    return (
-        torch.ones_like(mask[:, :1]) if taught is None else 1 - taught.to(mask.dtype).unsqueeze(1)
-    )
+    """Which completions were sampled and not taught, ``(B, 1)``: the estimators need samples."""
+    taught: torch.Tensor = inputs.get("taught", torch.zeros_like(inputs["completion_mask"][:, 0]))
+    return ~taught.bool().unsqueeze(1)

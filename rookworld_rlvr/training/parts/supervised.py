@@ -31,11 +31,6 @@ class Supervised(Part):
 
     loss_term = "supervised"
 
-    def __init__(self, trainer: Any) -> None:
-        super().__init__(trainer)
-        self.args = trainer.args
-        self.logps: torch.Tensor | None = None
-
     def extend(self, call: Call, batch: Batch) -> None:
         """Add right answers with their prompts to a batch of `B` rows, up to `E` to each row.
 
@@ -46,7 +41,10 @@ class Supervised(Part):
         ``(B, E)``, and ``answer_items``, the number of the answers' tokens on all processes.
         """
         trainer, size = self._trainer, self._trainer.num_generations
-        each, extra = math.ceil(self.args.sft_extra / size), self._extra(len(call.rows) // size)
+        each, extra = (
+            math.ceil(self._trainer.args.sft_extra / size),
+            self._extra(len(call.rows) // size),
+        )
         rows: list[Any] = []
         for place, row in enumerate(call.rows):
             own = extra[place * each : (place + 1) * each]
@@ -64,7 +62,7 @@ class Supervised(Part):
 
     def _extra(self, groups: int) -> list[Mapping[str, Any]]:
         """This process's rows of prompts that are not sampled, for so many groups that are."""
-        trainer, count = self._trainer, self.args.sft_extra * groups
+        trainer, count = self._trainer, self._trainer.args.sft_extra * groups
         if not count:
             return []
         processes, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
@@ -83,7 +81,7 @@ class Supervised(Part):
     # --------------------------------------------------------------------------------------------
     def before_scoring(self, call: Call, rows: Rows) -> Rows:
         """Add the answers, with their prompts, below the rows ``(B, T)`` of a micro-batch."""
-        self.logps = None
+        self.logps: torch.Tensor | None = None
         if call.inputs is None or "answer_ids" not in call.inputs:
             return rows
         return with_answers(rows, call.inputs)
@@ -110,7 +108,9 @@ class Supervised(Part):
         total = trainer.accelerator.reduce(torch.stack(counts), "sum")
         if total[1]:
             trainer.record({"sft/loss": (total[0] / total[1]).item()})
-        return per_item(trainer, -self.args.sft_coef * self.logps.sum(), inputs["answer_items"])
+        return per_item(
+            trainer, -self._trainer.args.sft_coef * self.logps.sum(), inputs["answer_items"]
+        )
 
 
 def with_answers(rows: Rows, inputs: Mapping[str, torch.Tensor]) -> Rows:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from trl.trainer.utils import pad
 
-from .aggregation import STD_EPSILON, deviations, on_all
+from .aggregation import MEAN_OVER_ROWS, STD_EPSILON, deviations, on_all
 from .part import Batch, Part, Sampled
 
 # Masks and the number of their tokens on all processes.
@@ -117,8 +117,10 @@ class Skip(Part):
         rows = torch.tensor(sampled.signal).repeat_interleave(trainer.num_generations)
         mask = batch["completion_mask"]
         batch["completion_mask"] = mask * trainer.own_rows(rows).to(mask.device).unsqueeze(1)
-        scale = rows.numel() / max(int(rows.sum()), 1)
-        batch["row_scale"] = torch.tensor(scale, device=mask.device)
+        if trainer.loss_type in MEAN_OVER_ROWS:  # of policy and KL; the entropy's is over tokens
+            scale = rows.numel() / max(int(rows.sum()), 1)
+            batch["row_scale"] = torch.tensor(scale, device=mask.device)
+            batch["advantages"] = batch["advantages"] * batch["row_scale"]
         batch["num_items_in_batch"] = on_all(trainer, batch["completion_mask"])
         return replace(sampled, signal=[True] * len(sampled.signal))
 
