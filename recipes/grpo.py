@@ -44,7 +44,7 @@ from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
 from rookworld_rlvr.training.health.rules import HealthArguments
 from rookworld_rlvr.training.interrupt import StopOnInterrupt
 from rookworld_rlvr.training.model_card import Run, write_grpo_card
-from rookworld_rlvr.training.parts.groups import check_rows
+from rookworld_rlvr.training.parts.sampling import check_rows
 from rookworld_rlvr.training.progress import print_short_lines
 from rookworld_rlvr.training.results import (
     ANSWERS_AFTER,

@@ -23,8 +23,7 @@ from ..common.machine import peak_memory
 from ..models.decoding import Decoding
 from ..tasks.metrics import Results
 from ..training.answering import decode, score
-from ..training.parts.aggregation import Loss, aggregate
-from ..training.parts.groups import weighted
+from ..training.parts.aggregation import Loss, aggregate, weighted
 from ..training.parts.part import Batch
 from ..training.parts.sampling import rollout
 from ..training.preflight import measure_parity, mixed_length_prompts, preflight_tolerance

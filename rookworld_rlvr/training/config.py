@@ -25,7 +25,7 @@ from ..common.settings import (
 from ..models.decoding import ANSWER_TOKENS
 from ..rewards.guard import RewardFaultArguments
 from ..rewards.registry import check_reward_specs, specs_of
-from .parts.arguments import (
+from .parts.registry import (
     PartArguments,
     metric_faults,
     part_faults,
@@ -215,7 +215,7 @@ class RookWorldGRPOConfig(
 ):
     """`trl.GRPOConfig` with RookWorld's defaults, and keys of our own beside TRL's.
 
-    The keys of the trainer's parts are in `training.parts.arguments`.
+    The keys of the trainer's parts are in `training.parts.registry`.
     """
 
     rewards: list[Any] | str | None = setting(

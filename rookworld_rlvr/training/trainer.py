@@ -8,7 +8,9 @@ Only this file and `checkpoints.py` use private names of TRL and transformers; `
 
 from __future__ import annotations
 
+import json
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -31,22 +33,23 @@ from ..tasks.task import Sampling
 from .checkpoints import WholeCheckpoints
 from .heldout import HeldoutEvaluation
 from .model_card import OwnCard
-from .parts.aggregation import Loss, policy_and_entropy, spread, without_left_out
-from .parts.groups import group_metrics, have_signal, weighted
+from .parts import aggregation
 from .parts.part import Batch, Call, Part, Rows, Sampled, Scores, arguments_of, whole
-from .parts.registry import load_parts, parts_of, sampler_starts, save_parts
+from .parts.registry import parts_of, sampler_starts
 from .parts.sampling import draws_itself, rollout, samplings_of
-from .parts.timing import StepTimes
+from .parts.steps import StepTimes
 from .preflight import Parity, PreflightCallback
 from .progress import TableInterval, escape_for_terminal
 from .sharding import check_layout
+
+PARTS_STATE = "control_state.json"  # in a checkpoint, what the parts have learnt
 
 
 class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     """`trl.GRPOTrainer`, corrected for GPT-2 and extended by parts; it takes TRL's arguments.
 
     Attributes:
-        parts: Its parts, by the names of their files.
+        parts: Its parts, by name.
         sampling: How completions are sampled, unless `task_samplings` has their task.
         task_samplings: How each task is sampled; None if all are sampled alike.
         prompt_sampler: Draws prompts from the training rows; None before training, and if TRL's does.
@@ -56,6 +59,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         being_scored: The rows that a forward is scoring; None outside of one.
         is_beside: Whether losses are computed beside a step, see `unrecorded`.
         broken_terms: The terms of the last loss that are not finite.
+        gradient_norm: Of the last backward pass; None before.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         self.sampled: Mapping[str, Mapping[str, Any]] = {}
         self.regrouped: Any = None  # the micro-batches whose groups are together again
         self.broken_terms: list[str] = []
+        self.gradient_norm: Any = None
         for part in (self.times, *self.parts.values()):
             self.add_callback(part)
         if getattr(self.args, "preflight", True):
@@ -130,7 +135,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         for part in self.parts.values():
             sampled = part.complete(sampled)
         self.sampled = {row["prompt"]: row for row in sampled.rows}
-        self.record(group_metrics(sampled, self.num_generations, self.completion_log()))
+        self.record(aggregation.group_metrics(sampled, self.num_generations, self.completion_log()))
         return sampled.batch
 
     def sample_round(self, inputs: list[dict[str, Any]]) -> Sampled:
@@ -147,7 +152,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         call.tasks = [str(task_of(prompt)) for prompt in prompts]
         for part in self.parts.values():
             part.extend(call, batch)
-        signal = have_signal(rewards, self.num_generations)
+        signal = aggregation.have_signal(rewards, self.num_generations)
         logs = self.completion_log(len(rewards))
         return Sampled(call.tasks, signal, inputs, batch, rewards, logs, drawn=signal)
 
@@ -178,7 +183,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
             rewards = super()._calculate_rewards(*args, **kwargs)
             rewards = self.reward_guard.settle(rewards, self.record)
         if self.call is not None:
-            self.call.rewards = weighted(rewards, self.reward_weights)
+            self.call.rewards = aggregation.weighted(rewards, self.reward_weights)
         return rewards
 
     # --------------------------------------------------------------------------------------------
@@ -287,11 +292,11 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         self.regrouped = batches
         return batches[self._step % self.args.steps_per_generation]
 
-    def loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> Loss:
+    def loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> aggregation.Loss:
         """The loss of a micro-batch: TRL's, and the term of each part that has one."""
         with self.within(Call(inputs=inputs, temperatures=inputs.get("temperature"))) as call:
-            total = super().compute_loss(model, without_left_out(self, inputs))
-        terms = policy_and_entropy(total, call.scores)
+            total = super().compute_loss(model, inputs)
+        terms = aggregation.policy_and_entropy(total, call.scores)
         for part in self.parts.values():
             if type(part).term is not Part.term:
                 term = part.term(self, call, inputs)
@@ -299,9 +304,11 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
                 terms[part.loss_term or type(part).__name__] = (
                     total.new_zeros(()) if term is None else term
                 )
-        return Loss(spread(total), terms, call)
+        return aggregation.Loss(aggregation.spread(total), terms, call)
 
-    def _record_terms(self, loss: Loss, logps: torch.Tensor, inputs: Mapping[str, Any]) -> None:
+    def _record_terms(
+        self, loss: aggregation.Loss, logps: torch.Tensor, inputs: Mapping[str, Any]
+    ) -> None:
         """Log the terms of the loss, and the means of log-probs ``(B, C)`` and advantages."""
         scored = inputs["completion_mask"] * (logps != 0)  # idle rows are not scored
         advantages = inputs["advantages"] + inputs.get("taught_advantages", 0.0)
@@ -329,10 +336,8 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         """Remember the gradient norm, so that a step that is not finite can be skipped."""
-        norm = super()._get_grad_norm(*args, **kwargs)
-        for part in self.parts.values():
-            part.on_gradient_norm(norm)
-        return norm
+        self.gradient_norm = super()._get_grad_norm(*args, **kwargs)
+        return self.gradient_norm
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Give parts with weights of their own a parameter group."""
@@ -352,13 +357,21 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     def save_more(self, folder: Path) -> None:
         """Save the parts' states with each checkpoint, so that a resumed run continues them."""
         if self.args.should_save:
-            save_parts(self.parts, folder)
+            state = {
+                key: value for part in self.parts.values() for key, value in part.state().items()
+            }
+            (folder / PARTS_STATE).write_text(json.dumps(state) + "\n")
+            for part in self.parts.values():
+                part.save_in(folder)
 
     def load_more(self, folder: Path | None) -> None:
         """Load what `save_more` saved, and remember where a run goes on."""
         self.heldout.resumed_at = None if folder is None else self.state.global_step
         if folder is not None:
-            load_parts(self.parts, folder)
+            state = json.loads((folder / PARTS_STATE).read_text())
+            for part in self.parts.values():
+                part.load(state)
+                part.load_from(folder)
 
     def evaluate(
         self,
@@ -406,20 +419,16 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     @contextmanager
     def unrecorded(self) -> Iterator[Mapping[str, list[float]]]:
         """Compute losses beside a step; gives what they would have logged, by name."""
-        kept = {mode: dict(metrics) for mode, metrics in self._metrics.items()}
-        for metrics in self._metrics.values():
-            metrics.clear()
+        kept: Any = self._metrics  # type: ignore[has-type]
+        self._metrics: Any = {mode: defaultdict(list) for mode in kept}
         self.is_beside = True
         try:
             yield self._metrics["train"]
         finally:
-            self.is_beside = False
-            for mode, metrics in self._metrics.items():
-                metrics.clear()
-                metrics.update(kept[mode])
+            self._metrics, self.is_beside = kept, False
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Time a phase of a step; see `timing.PHASES`."""
+        """Time a phase of a step; see `parts.steps.PHASES`."""
         return self.times.phase(name)
 
     def record(self, numbers: Mapping[str, float]) -> None:

@@ -43,21 +43,6 @@ from ..conftest import NOT_KEPT, mixed_rows
 
 Build = Callable[..., Any]
 
-# The logged step of the predecessors: 4 prompts x 4 completions.
-LOGGED_REWARDS = [
-    [0.5092, 0.458, 0.4912, 0.706],
-    [0.145, 0.08333333, 0.17857143, 0.125],
-    [0.91, 0.91, 0.91, 0.91],
-    [0.045, -0.005, 0.195, 0.045],
-]
-# (reward - mean) / (sample deviation + 1e-4), worked out with Python's `statistics`.
-TRL_ADVANTAGES = [
-    [-0.28467, -0.74157, -0.44530, 1.47153],
-    [0.30137, -1.24426, 1.14281, -0.19992],
-    [0.0, 0.0, 0.0, 0.0],
-    [-0.28834, -0.86503, 1.44171, -0.28834],
-]
-
 
 class TestParity:
     """The trainer's log-probs are the sampler's; plain TRL's are not."""
@@ -222,17 +207,6 @@ def test_a_stream_of_rows_is_trained_on(build: Build, packaged: LoadedData) -> N
     trainer = build(train_dataset=stream)
     trainer.train()
     assert trainer.preflight is not None and not trainer.preflight.faults(1e-3)
-
-
-def test_trls_advantages_of_the_logged_step(build: Build, packaged: LoadedData) -> None:
-    """Rewards of the predecessors' log; a group without variance gets 0."""
-    numbers = [number for group in LOGGED_REWARDS for number in group]
-    rewards = {"reward_funcs": [lambda completions, **_: numbers], "rewards": ["graduated"]}
-    trainer = build(**rewards, per_device_train_batch_size=16, max_completion_length=4)
-    trainer.model.train()
-    rows = [row for row in packaged.train.select(range(4)) for _ in range(4)]
-    trls = trainer._generate_and_score_completions(rows)["advantages"].view(4, 4)
-    torch.testing.assert_close(trls, torch.tensor(TRL_ADVANTAGES), atol=2e-5, rtol=0)
 
 
 def test_evaluation_is_greedy_and_agrees_with_the_scorer(

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .groups import STD_EPSILON, nanstd
+from .aggregation import STD_EPSILON, deviations
 from .part import Batch, Call, Part
 
 
@@ -57,9 +57,9 @@ class Baseline(Part):
         self.last = baseline.nanmean().item()
         advantages = rewards - baseline
         if scale == "group":
-            advantages = advantages / (nanstd(rewards) + STD_EPSILON)
+            advantages = advantages / (deviations(rewards) + STD_EPSILON)
         elif scale == "batch":
-            advantages = advantages / (nanstd(rewards.view(1, -1)) + STD_EPSILON)
+            advantages = advantages / (deviations(rewards.view(1, -1)) + STD_EPSILON)
         return advantages.nan_to_num(nan=0.0)
 
     def _baseline(self, rewards: torch.Tensor, tasks: Sequence[str]) -> torch.Tensor:
@@ -69,7 +69,7 @@ class Baseline(Part):
             return (rewards.nansum(dim=1, keepdim=True) - rewards) / (count - 1).clamp(min=1)
         if self.args.baseline == "adaptive":
             median = rewards.nanquantile(0.5, dim=1, keepdim=True)
-            return torch.where(nanstd(rewards) > self.args.baseline_spread, median, mean)
+            return torch.where(deviations(rewards) > self.args.baseline_spread, median, mean)
         if self.args.baseline == "ema":
             return self._running_means(rewards, tasks)
         return mean

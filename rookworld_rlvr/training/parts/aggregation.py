@@ -1,4 +1,4 @@
-"""The loss as its named terms, and how a term is summed over tokens, as TRL sums its own."""
+"""Rewards of groups, the loss as its named terms, and how TRL sums such a term over tokens."""
 
 from __future__ import annotations
 
@@ -7,13 +7,72 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from trl.trainer.utils import nanstd
 
-from .part import Call, Scores
+from ..health.monitor import batch_health
+from .part import Call, Sampled, Scores
+
+STD_EPSILON = 1e-4  # TRL's
+
+STD_THRESHOLD = 1e-6  # a group has no signal if its rewards deviate no more than this
 
 # TRL's losses that are a mean over completions, masked ones included.
-_MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
+MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 
 
+# --------------------------------------------------------------------------------------------------
+# Rewards
+# --------------------------------------------------------------------------------------------------
+def deviations(values: torch.Tensor) -> torch.Tensor:
+    """Sample standard deviation ``(P, 1)`` of each row of ``(P, G)``, ignoring nan; 0 of one value."""
+    found: torch.Tensor = nanstd(values, dim=1, keepdim=True).nan_to_num(0.0)
+    return found
+
+
+def weighted(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Total rewards ``(N,)`` from those of each function ``(N, F)``; nan if no function gave one."""
+    summed = (rewards * weights.to(rewards.device)).nansum(dim=1)
+    summed[rewards.isnan().all(dim=1)] = torch.nan
+    return summed
+
+
+def have_signal(rewards: torch.Tensor, size: int) -> list[bool]:
+    """Which groups of `size` completions have rewards ``(N,)`` that differ."""
+    signal: list[bool] = (deviations(rewards.view(-1, size)).flatten() > STD_THRESHOLD).tolist()
+    return signal
+
+
+def group_metrics(
+    sampled: Sampled, size: int, log: Mapping[tuple[str, str], Any]
+) -> dict[str, float]:
+    """Shares of groups without signal, and numbers for the health rules.
+
+    Args:
+        sampled: What is trained on.
+        size: Completions of a group.
+        log: The log of the completions that are trained on, see `Sampled.logs`.
+    """
+    numbers: dict[str, float] = {
+        "zero_variance/sampled": 1 - sum(sampled.drawn) / len(sampled.drawn),
+        "zero_variance/trained": 1 - torch.tensor(sampled.signal).float().mean().item(),
+        "zero_variance/extra_prompts": len(sampled.drawn) - len(sampled.signal),
+    }
+    tasks = [task for task in sampled.tasks for _ in range(size)]
+    numbers |= batch_health(
+        sampled.rewards.cpu(),
+        torch.tensor(list(log["advantages", ""])),
+        list(log["completion", ""]),
+        tasks,
+        size,
+        prompts=list(log["prompt", ""]),
+    )
+    numbers |= {f"task/{task}": tasks.count(task) / len(tasks) for task in sorted(set(tasks))}
+    return numbers
+
+
+# --------------------------------------------------------------------------------------------------
+# Loss
+# --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Loss:
     """The loss of a micro-batch, with its graph.
@@ -54,35 +113,18 @@ def spread(loss: torch.Tensor) -> torch.Tensor:
     return loss * (1 + 0 * loss.detach())
 
 
-def row_scale(trainer: Any, inputs: Mapping[str, Any]) -> Any:
-    """The factor by which a mean over rows makes up for rows that `zero_variance: skip` leaves out."""
-    return inputs.get("row_scale", 1) if trainer.loss_type in _MEAN_OVER_ROWS else 1
-
-
-def without_left_out(trainer: Any, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A micro-batch for TRL's loss, whose policy term is a mean over the rows that are not left out.
-
-    The policy term is proportional to the advantages. The entropy bonus is a mean over the tokens that
-    are not masked, so it must not be scaled.
-    """
-    if "row_scale" not in inputs:
-        return inputs
-    return {**inputs, "advantages": inputs["advantages"] * row_scale(trainer, inputs)}
-
-
 def aggregate(trainer: Any, per_token: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
     """Sum a term of the loss over tokens ``(B, T)``, as TRL does for the trainer's `loss_type`.
 
     A mean over rows is one over those that are not left out.
     """
-    summed: torch.Tensor = row_scale(trainer, inputs) * _summed(trainer, per_token, inputs)
+    summed: torch.Tensor = inputs.get("row_scale", 1) * _summed(trainer, per_token, inputs)
     return summed
 
 
 def _summed(trainer: Any, per_token: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
     mask = inputs["completion_mask"]
-    training = trainer.model.training
-    steps = trainer.current_gradient_accumulation_steps if training else 1
+    steps = trainer.current_gradient_accumulation_steps if trainer.model.training else 1
     total = (per_token * mask).sum()
     if trainer.loss_type in ("grpo", "sapo"):
         by_row = (per_token * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)
@@ -93,10 +135,27 @@ def _summed(trainer: Any, per_token: torch.Tensor, inputs: Mapping[str, Any]) ->
         return total / (per_token.size(0) * trainer.max_completion_length) / steps
     if trainer.loss_type == "luspo":
         return (per_token * mask).sum(-1).mean() / steps
-    items = inputs["num_items_in_batch"].clamp(min=1.0) / trainer.accelerator.num_processes
-    if training:  # `num_items_in_batch` spans the generation
-        items = items * steps / trainer.args.steps_per_generation
-    return total / items
+    return per_item(trainer, total, inputs["num_items_in_batch"])
+
+
+def per_item(trainer: Any, total: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+    """A micro-batch's share of a mean over the items of a step on all processes.
+
+    Args:
+        trainer: The `RookWorldGRPOTrainer`.
+        total: The sum over the items of this process's micro-batch.
+        items: The number of items of the whole generation on all processes, see `on_all`.
+    """
+    mean = total * trainer.accelerator.num_processes / items.clamp(min=1.0)
+    if trainer.model.training:  # in several steps a generation, and several micro-batches a step
+        mean *= trainer.args.steps_per_generation / trainer.current_gradient_accumulation_steps
+    return mean
+
+
+def on_all(trainer: Any, mask: torch.Tensor) -> torch.Tensor:
+    """The number of a mask's items on all processes."""
+    count: torch.Tensor = trainer.accelerator.gather(mask.sum()).sum()
+    return count
 
 
 def log_importance(trainer: Any, logps: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:

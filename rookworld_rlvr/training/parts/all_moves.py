@@ -21,6 +21,7 @@ from ...engine.truth import PolicyTruth, policy_values
 from ...models.choices import choice_logps
 from ...tasks.registry import TASKS, task_of
 from ...tasks.task import Task
+from .aggregation import on_all, per_item
 from .part import Batch, Call, Part
 from .shared_prompts import obstacle
 from .teaching import truth_of
@@ -84,7 +85,7 @@ class AllMoves(Part):
         columns = [pad(list(column), 0, "right").to(device) for column in zip(*found, strict=True)]
         batch |= dict(zip(("moves_context", "moves_ids", "moves_worth"), columns, strict=True))
         batch["moves_rows"] = columns[1].flatten(1).any(1).long()
-        batch["moves_items"] = trainer.accelerator.gather(batch["moves_rows"].sum()).sum()
+        batch["moves_items"] = on_all(trainer, batch["moves_rows"])
 
     def _choices(
         self, row: Mapping[str, Any], texts: list[str]
@@ -125,10 +126,6 @@ class AllMoves(Part):
         trainer.record(
             {"moves/expected_score": expected.mean().item(), "moves/legal": legal.mean().item()}
         )
-        # `moves_items` spans the generation, of which a step takes a part.
-        steps = trainer.current_gradient_accumulation_steps / trainer.args.steps_per_generation
-        items = inputs["moves_items"].clamp(min=1) / trainer.accelerator.num_processes * steps
         logs = expected.clamp(min=torch.finfo(expected.dtype).tiny).log()
         total = args.expected_score_coef * logs + args.soft_moves_coef * soft
-        loss: torch.Tensor = -total.sum() / items
-        return loss
+        return per_item(trainer, -total.sum(), inputs["moves_items"])

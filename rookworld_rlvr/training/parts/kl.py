@@ -35,8 +35,8 @@ from typing import Any
 import torch
 
 from .aggregation import aggregate, log_importance
-from .arguments import KLEstimator, PartArguments
 from .part import Call, Part, arguments_of
+from .registry import KLEstimator, PartArguments
 
 Estimator = Callable[[torch.Tensor], torch.Tensor]
 
@@ -136,14 +136,14 @@ class KLController:
 
     Attributes:
         start: The first coefficient; `beta` moves on.
-        measured: ``(KL, completions)`` of the steps since the last judgement.
+        measured: KL and completions of each of the steps since the last judgement.
         before: The KL at the last judgement; None before the first.
         verdict: What the last judgement did to the coefficient: 1 raised it, -1 lowered it, 0 left it.
     """
 
     beta: float
     args: PartArguments
-    measured: list[tuple[float, int]] = field(default_factory=list)
+    measured: list[list[float]] = field(default_factory=list)
     before: float | None = None
     verdict: int = 0
 
@@ -166,11 +166,11 @@ class KLController:
         target = self.args.kl_target
         if self.args.kl_control == "fixed" or target is None or step < self.args.kl_warmup_steps:
             return
-        self.measured.append((kl, completions))
+        self.measured.append([kl, completions])
         if len(self.measured) < _WAIT:
             return
         kl = sum(kl for kl, _ in self.measured) / len(self.measured)
-        completions = sum(count for _, count in self.measured)
+        completions = int(sum(count for _, count in self.measured))
         before = self.before
         returns = before is not None and (
             kl > (1 + _MOVED) * before if kl < target else kl < (1 - _MOVED) * before
@@ -183,24 +183,19 @@ class KLController:
 
     def numbers(self) -> dict[str, float]:
         """What the latest judgement went by, for the log of its step; empty for a fixed coefficient."""
-        if self.args.kl_control == "fixed" or self.args.kl_target is None:
+        if self.args.kl_target is None:
             return {}
         judged = {} if self.before is None else {"kl/window": self.before}
         return {"kl/target": self.args.kl_target, **judged, "kl/verdict": float(self.verdict)}
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs."""
-        state = {"start": self.start, "beta": self.beta}
-        judged = {"measured": self.measured, "before": self.before, "verdict": self.verdict}
-        return {**state, **judged}
+        return {name: value for name, value in vars(self).items() if name != "args"}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` gave, unless the run goes on from another first coefficient."""
-        if self.args.kl_control == "fixed" or state.get("start", self.start) != self.start:
-            return
-        self.beta, self.before = state["beta"], state["before"]
-        self.verdict = state.get("verdict", 0)
-        self.measured = [(kl, completions) for kl, completions in state["measured"]]
+        if self.args.kl_control == "adaptive" and state["start"] == self.start:
+            vars(self).update(state)
 
     def _adapt(self, kl: float, completions: int, target: float) -> None:
         if self.args.kl_adaptation == "proportional":
@@ -236,7 +231,7 @@ class KLTerm(Part):
         if self._trainer.args.use_bias_correction_kl:
             kl = importance_weighted(kl, log_importance(self._trainer, logps, inputs), estimator)
         sampled = _sampled(inputs)
-        return kl * sampled, clamped & sampled.bool()
+        return kl * sampled, clamped & sampled
 
     def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
         """The KL term with the current coefficient."""
@@ -273,7 +268,7 @@ class KLTerm(Part):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Adapt the coefficient; all processes have the same sums, so they get the same result.
 
-        A KL that is not finite says nothing about the policy: `parts.nonfinite` has skipped its step.
+        A KL that is not finite says nothing about the policy: `parts.steps` has skipped its step.
         """
         total, tokens = self._sums.tolist()
         if tokens and math.isfinite(total):  # `global_step` already counts the step that has ended
@@ -293,9 +288,6 @@ class KLTerm(Part):
 
 
 def _sampled(inputs: Mapping[str, Any]) -> torch.Tensor:
-    """1 for sampled completions, 0 for taught answers, ``(B, 1)``: the estimators need samples."""
-    taught = inputs.get("taught")
-    mask: torch.Tensor = inputs["completion_mask"]
-    return (
-        torch.ones_like(mask[:, :1]) if taught is None else 1 - taught.to(mask.dtype).unsqueeze(1)
-    )
+    """Which completions were sampled and not taught, ``(B, 1)``: the estimators need samples."""
+    taught: torch.Tensor = inputs.get("taught", torch.zeros_like(inputs["completion_mask"][:, 0]))
+    return ~taught.bool().unsqueeze(1)

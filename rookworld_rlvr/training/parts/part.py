@@ -59,23 +59,12 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class Sampled:
     """One round of sampling on all processes, process by process.
 
     Args:
         tasks: The task of each group.
         signal: Whether each group carries signal: whether its rewards differ.
-    """
-
-    tasks: Sequence[str]
-    signal: Sequence[bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled(Round):
-    """A round with what it sampled.
-
-    Args:
         rows: The rows of this process.
         batch: The completions of this process.
         rewards: ``(N,)``, of all processes' completions.
@@ -84,6 +73,8 @@ class Sampled(Round):
             trained on.
     """
 
+    tasks: Sequence[str]
+    signal: Sequence[bool]
     rows: Sequence[Mapping[str, Any]]
     batch: Batch
     rewards: torch.Tensor
@@ -175,9 +166,6 @@ class Part(TrainerCallback):
     def scheduler(self, optimizer: torch.optim.Optimizer, steps: int) -> Any:
         """The learning rate's schedule; None leaves it to transformers."""
         return None
-
-    def on_gradient_norm(self, norm: Any) -> None:
-        """Look at the gradient norm of the step to come."""
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Goes around each evaluation in training, with the weights that it is to measure."""

@@ -22,9 +22,9 @@ from torch.utils.data import Sampler
 
 from ...common.errors import RookWorldError
 from ...tasks.registry import TASKS
-from .arguments import PartArguments
-from .groups import check_rows
 from .part import Part, arguments_of
+from .registry import PartArguments
+from .sampling import check_rows
 
 _ALL = ""  # the pool of all rows, used if there are no phases
 _STREAM, _EXTRA = 0, 2  # parts of seeds, so that no two draws share one
@@ -43,18 +43,16 @@ class Phase:
 def phases_of(args: PartArguments) -> tuple[Phase, ...]:
     """The phases of `task_phases`, which must be free of faults; empty if there are none."""
     entries: Any = args.task_phases or ()
-    return tuple(map(_phase, entries))
-
-
-def _phase(entry: Mapping[str, Any]) -> Phase:
-    # Shares are read as decimals: 0.1 is exactly a tenth, so a batch of ten has exactly one.
-    shares = {
-        task: Fraction(float(entry[task])).limit_denominator(10**6)
-        for task in TASKS
-        if entry.get(task)
-    }
-    total = sum(shares.values())
-    return Phase({task: share / total for task, share in shares.items()}, entry.get("steps"))
+    phases = []
+    for entry in entries:
+        # Shares are read as decimals: 0.1 is exactly a tenth, so a batch of ten has exactly one.
+        given = {
+            task: Fraction(float(entry.get(task, 0))).limit_denominator(10**6) for task in TASKS
+        }
+        total = sum(given.values())
+        shares = {task: share / total for task, share in given.items() if share}
+        phases.append(Phase(shares, entry.get("steps")))
+    return tuple(phases)
 
 
 class PromptSampler(Sampler[int]):

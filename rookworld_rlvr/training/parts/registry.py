@@ -1,64 +1,368 @@
-"""The parts of a trainer, one per line."""
+"""The parts of a trainer: their keys, the checks of these, and when each part is there.
+
+The keys are here and not beside what reads them, so that a run imports only the parts whose keys are on:
+the command line needs all keys, their defaults and their help.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from transformers import PreTrainedModel
 
+from ...common.errors import ConfigurationError
 from ...common.own import load_own_class
-from .arguments import PartArguments
+from ...common.settings import each, record_faults, setting, share_faults
+from ...evaluation.registry import SUITE_HEADLINES
+from ...tasks.metrics import training_metrics, unknown_metric
+from ...tasks.registry import TASKS
+from ...tasks.task import Sampling
 from .part import Part, arguments_of
 
-PARTS_STATE = "control_state.json"
+KLEstimator = Literal["k1", "k2", "k3", "reverse", "forward", "symmetric"]
 
 
-def _draws_more(args: PartArguments) -> bool:
-    return args.zero_variance == "resample" or bool(args.sft_coef and args.sft_extra)
+# --------------------------------------------------------------------------------------------------
+# Checks of a single key
+# --------------------------------------------------------------------------------------------------
+def metric_faults(value: str | None, name: str) -> list[str]:
+    """What is wrong with the name of a metric by which checkpoints are compared."""
+    known = (*training_metrics(), *SUITE_HEADLINES.values())
+    return [] if value in known else [f"{name}: {unknown_metric(str(value), known)}"]
 
 
-# A part's file and class, and whether a trainer with these keys has it. The file is imported only then.
+def _sampling_faults(given: Mapping[Any, Any], name: str) -> list[str]:
+    faults = []
+    for task, options in given.items():
+        if not isinstance(options, Mapping):
+            faults.append(
+                f"{name}: {task}: {options!r} is not a mapping; write {{}} for the defaults"
+            )
+        elif task in TASKS:
+            faults += record_faults(Sampling, options, f"{name}: {task}")
+    return faults
+
+
+def _phase_faults(entries: Any, name: str) -> list[str]:
+    faults = []
+    for number, entry in enumerate(entries, start=1):
+        where = f"{name}: entry {number}"
+        if not isinstance(entry, Mapping):
+            faults.append(f"{where}: {entry!r} must be a mapping with steps and shares")
+            continue
+        steps = entry.get("steps", 1 if number == len(entries) else None)
+        if type(steps) is not int or steps < 1:
+            faults.append(f"{where}: steps is {steps!r}; give a whole number above 0")
+        shares = {task: share for task, share in entry.items() if task != "steps"}
+        faults += share_faults(where, shares, TASKS, "task")
+    return faults
+
+
+def _own_part_faults(names: Sequence[str], where: str) -> list[str]:
+    """This runs the files."""
+    faults = []
+    for name in names:
+        try:
+            load_own_class(name, where, Part)
+        except ConfigurationError as error:
+            faults += error.faults
+    return faults
+
+
+# --------------------------------------------------------------------------------------------------
+# Keys
+# --------------------------------------------------------------------------------------------------
+@dataclass
+class PartArguments:
+    """The keys of all parts."""
+
+    # The KL term of the loss; by default TRL's, a fixed `beta` times the k3 estimator
+    kl_estimator: KLEstimator = setting(
+        "k3",
+        "How the KL to the reference is estimated from sampled tokens; k3 is TRL's. forward is "
+        "KL(reference‖policy), reverse KL(policy‖reference), which some code calls forward.",
+    )
+    kl_control: Literal["fixed", "adaptive"] = setting(
+        "fixed",
+        "fixed keeps the KL term's coefficient at beta; adaptive changes it to reach kl_target.",
+    )
+    kl_adaptation: Literal["proportional", "multiplicative"] = setting(
+        "proportional",
+        "How an adaptive coefficient changes: proportional by up to 20% per kl_horizon completions, "
+        "multiplicative by a factor of 1.5 if the KL is off its target by more than that factor.",
+    )
+    kl_target: float | None = setting(
+        None, "The KL that kl_control: adaptive aims at, in nats a token.", above=0
+    )
+    kl_horizon: int = setting(
+        10_000,
+        "Completions over which a proportional change is made in full; fewer adapt faster.",
+        above=0,
+    )
+    kl_warmup_steps: int = setting(
+        0, "Optimiser steps over which the KL term's coefficient rises linearly from 0.", least=0
+    )
+
+    # The baseline that rewards are compared with
+    baseline: Literal["group_mean", "leave_one_out", "ema", "adaptive"] = setting(
+        "group_mean",
+        "What rewards are compared with: group_mean (as in TRL), leave_one_out (the mean of the group's "
+        "other completions), ema (a running mean of the task's rewards), or adaptive (the group's "
+        "median if its rewards spread more than baseline_spread, else its mean).",
+    )
+    baseline_decay: float = setting(
+        0.9, "For ema: the share of the running mean that each batch keeps.", least=0, below=1
+    )
+    baseline_spread: float = setting(
+        0.3, "For adaptive: the standard deviation above which the median is used.", above=0
+    )
+
+    # The learning rate in three phases
+    lr_three_phases: bool = setting(
+        False,
+        "In place of lr_scheduler_type: the learning rate rises over warmup_steps, falls along a cosine "
+        "to 5%, and falls linearly to 0 over the last lr_linear_share of the steps.",
+    )
+    lr_linear_share: float = setting(
+        0.1, "Share of the steps that the last phase of lr_three_phases takes.", least=0, below=1
+    )
+
+    # How each task is sampled
+    task_sampling: dict[str, Any] | str | None = setting(
+        None,
+        "How to sample each task, {task: {temperature, top_p, top_k, max_completion_length}}. What "
+        "a named task leaves out comes from its Task.sampling; a task that is not named, and all "
+        "tasks with None, are sampled by the trainer's own keys.",
+        among=TASKS,
+        of="task",
+        check=_sampling_faults,
+    )
+
+    # Which prompts a batch holds
+    task_phases: list[Any] | str | None = setting(
+        None,
+        "Shares of tasks in every batch, which follow each other, each with its optimiser steps, for "
+        "example [{steps: 100, policy: 1}, {steps: 50, environment: 1}]. After the last entry they "
+        "start again, but a last one without steps lasts to the end. None draws from all rows.",
+        check=_phase_faults,
+    )
+
+    # What happens to groups without signal, whose rewards are all equal
+    zero_variance: Literal["keep", "resample", "skip", "teach"] = setting(
+        "keep",
+        "What to do with groups of equal rewards: keep them (as TRL does), resample (replace them by "
+        "other prompts), skip (leave them out of the loss), or teach (keep them, but in every group "
+        "without a right completion replace one by a right answer).",
+    )
+
+    # The supervised term of the loss
+    sft_coef: float = setting(
+        0.0,
+        "Coefficient of the mean negative log-likelihood of right answers, in nats a token; 0 leaves it "
+        "out.",
+        least=0,
+    )
+    sft_extra: int = setting(
+        0,
+        "Further training prompts whose right answers the supervised term takes, for each prompt that "
+        "is sampled; without samples, they cost a third of the time.",
+        least=0,
+    )
+
+    # Terms over all legal moves of a policy row, whose values are known
+    expected_score_coef: float = setting(
+        0.0,
+        "Coefficient of the logarithm of the expected score of `B` over all legal moves, after the "
+        "policy's own `M` and `E`: the exact value of what sampling `B` estimates. 0 leaves it out.",
+        least=0,
+    )
+    soft_moves_coef: float = setting(
+        0.0,
+        "Coefficient of the cross-entropy of `B` to a softmax of the win probabilities that the legal "
+        "moves keep. 0 leaves it out.",
+        least=0,
+    )
+
+    # Advantages by token, from a value head
+    advantage_estimator: Literal["group", "gae"] = setting(
+        "group",
+        "group gives one advantage per completion, by baseline; gae one per token, from a value head.",
+    )
+    gae_gamma: float = setting(
+        1.0, "For gae: the discount per token; 1 does not discount.", least=0, most=1
+    )
+    gae_lambda: float = setting(
+        0.95,
+        "For gae: 1 has no bias; lower values rely more on the value head and have less variance.",
+        least=0,
+        most=1,
+    )
+    value_coef: float = setting(
+        0.1,
+        "For gae: the coefficient of the value head's loss, whose gradient reaches the policy, too.",
+        least=0,
+    )
+    value_learning_rate: float = setting(
+        1e-3, "For gae: the learning rate of the value head, which starts from 0.", above=0
+    )
+
+    # What a run may lose on held-out rows
+    guard: dict[str, float] | str | None = setting(
+        None,
+        "Mapping of held-out metrics or headlines of suites to the most that they may lose against the "
+        "start, such as {environment/exact: 0.01}. A checkpoint that loses more is never kept as the "
+        "best. If all do, the run ends with the starting model.",
+        least=0,
+        check=each(metric_faults),
+    )
+
+    # Weights between the start's and the trained ones
+    start_share: float = setting(
+        0.0,
+        "Share of the starting weights in the weights that are evaluated and, in the end, kept. It "
+        "gives back what training on one task took from others; checkpoints keep the trained weights.",
+        least=0,
+        below=1,
+    )
+
+    # Parts of the trainer in files of the user's own
+    parts_from: list[str] = setting(
+        [],
+        "Parts of the trainer of your own, each as path/to/file.py:Class, such as a term of the loss.",
+        check=_own_part_faults,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Checks of several keys
+# --------------------------------------------------------------------------------------------------
+_CLASHES = (
+    (
+        "advantage_estimator",
+        "gae has one advantage per token, from a value head",
+        "baseline zero_variance sft_coef off_policy_mask_threshold multi_objective_aggregation use_vllm",
+    ),
+    ("baseline", "it compares sums of rewards", "multi_objective_aggregation"),
+    ("zero_variance", "it compares sums of rewards", "multi_objective_aggregation"),
+    ("task_sampling", "that samples all alike", "use_transformers_continuous_batching"),
+)
+"""A key, why other values than its default do not go with those of some others, and these."""
+
+
+def part_faults(args: Any) -> list[str]:
+    """Faults that show only when several keys are compared, one sentence each.
+
+    Args:
+        args: The trainer's arguments, with the keys of `PartArguments`.
+    """
+    is_adaptive = args.kl_control == "adaptive"
+    broken = {
+        "kl_control: 'adaptive' needs a kl_target, and a beta above 0 to start from": is_adaptive
+        and not (args.kl_target and args.beta),
+        "kl_target: kl_control: fixed ignores it; set kl_control: adaptive, or leave it out": not (
+            is_adaptive or args.kl_target is None
+        ),
+        "baseline: ema gives advantages to groups of equal rewards, too, which scale_rewards: group "
+        "would divide by almost 0; set scale_rewards: batch, or none": args.baseline == "ema"
+        and str(args.scale_rewards) in ("group", "True"),
+        "advantage_estimator: gae has one advantage per token, and loss_type: vespo needs one per "
+        "completion; change either": args.advantage_estimator == "gae"
+        and args.loss_type == "vespo",
+        "sft_extra: sft_coef: 0 ignores it; set sft_coef, or leave sft_extra out": args.sft_extra
+        and not args.sft_coef,
+        "sft_extra: its prompts are not sampled, which does not go with zero_variance: resample; leave "
+        "either out": args.sft_extra and args.zero_variance == "resample",
+        "guard: the last checkpoint would be kept, whatever it loses; leave out "
+        "load_best_model_at_end: false": args.guard and not args.load_best_model_at_end,
+        "task_sampling: vllm_mode: server samples all tasks alike; give vllm_mode: "
+        "colocate": args.task_sampling and args.use_vllm and args.vllm_mode == "server",
+    }
+    faults = [fault for fault, is_broken in broken.items() if is_broken]
+    for task, own in (
+        args.task_sampling if isinstance(args.task_sampling, Mapping) else {}
+    ).items():
+        length = own.get("max_completion_length") if isinstance(own, Mapping) else None
+        if length and args.max_completion_length and length > args.max_completion_length:
+            faults.append(
+                f"task_sampling: {task}: max_completion_length {length} is more than the run's "
+                f"{args.max_completion_length}; lower one or raise the other"
+            )
+
+    def is_on(key: str) -> bool:
+        return bool(getattr(args, key) != getattr(type(args), key))
+
+    return faults + [
+        f"{key}: {getattr(args, key)} does not go with {other}: {getattr(args, other)}, because {why}; "
+        "leave one of the two out"
+        for key, why, others in _CLASHES
+        for other in others.split()
+        if is_on(key) and is_on(other)
+    ]
+
+
+def settled_part_faults(args: Any, processes: int) -> list[str]:
+    """Faults that show once TRL has computed the batch sizes, one sentence each."""
+    local = (args.generation_batch_size or 0) // processes
+    if not local % args.num_generations:
+        return []
+    whole = {
+        "zero_variance": args.zero_variance in ("resample", "teach"),
+        "sft_coef": args.sft_coef,
+    }
+    return [
+        f"{key}: {getattr(args, key)} needs whole groups on each process, but {local} completions are "
+        f"not a multiple of num_generations: {args.num_generations}; change either"
+        for key, is_on in whole.items()
+        if is_on
+    ]
+
+
+# --------------------------------------------------------------------------------------------------
+# Which parts are there
+# --------------------------------------------------------------------------------------------------
+# Each part's file and class, and whether a trainer with these keys has it; only then it is imported.
 # Parts are made, and do what they do, in this order: advantages before what moves them to other terms,
 # and shared prompts after the readers of hidden states.
-_PARTS: dict[str, Callable[[Any, PartArguments], bool]] = {
-    "task_sampling.TaskSampling": lambda trainer, args: args.task_sampling is not None,
-    "kl.KLTerm": lambda trainer, args: trainer.has_reference,
-    "advantages.Baseline": lambda trainer, args: args.baseline != "group_mean",
-    "value_head.ValueHead": lambda trainer, args: args.advantage_estimator == "gae",
-    "vllm.VLLM": lambda trainer, args: trainer.args.use_vllm,
-    "shared_prompts.SharedPrompts": lambda trainer, args: True,
-    "zero_variance.Resample": lambda trainer, args: args.zero_variance == "resample",
-    "zero_variance.Skip": lambda trainer, args: args.zero_variance == "skip",
-    "teaching.Teaching": lambda trainer, args: args.zero_variance == "teach",
-    "supervised.Supervised": lambda trainer, args: args.sft_coef > 0,
-    "all_moves.AllMoves": lambda trainer, args: (
-        args.expected_score_coef > 0 or args.soft_moves_coef > 0
+_PARTS: dict[str, tuple[str, Callable[[Any, PartArguments], Any]]] = {
+    "task_sampling": ("sampling.TaskSampling", lambda _, args: args.task_sampling is not None),
+    "kl": ("kl.KLTerm", lambda trainer, _: trainer.has_reference),
+    "advantages": ("advantages.Baseline", lambda _, args: args.baseline != "group_mean"),
+    "value_head": ("value_head.ValueHead", lambda _, args: args.advantage_estimator == "gae"),
+    "vllm": ("vllm.VLLM", lambda trainer, _: trainer.args.use_vllm),
+    "shared_prompts": ("shared_prompts.SharedPrompts", lambda *_: True),
+    "resample": ("zero_variance.Resample", lambda _, args: args.zero_variance == "resample"),
+    "skip": ("zero_variance.Skip", lambda _, args: args.zero_variance == "skip"),
+    "teaching": ("teaching.Teaching", lambda _, args: args.zero_variance == "teach"),
+    "supervised": ("supervised.Supervised", lambda _, args: args.sft_coef),
+    "all_moves": (
+        "all_moves.AllMoves",
+        lambda _, args: args.expected_score_coef or args.soft_moves_coef,
     ),
-    "prompt_sampler.PromptSampling": lambda trainer, args: (
-        bool(args.task_phases) or _draws_more(args)
+    "prompt_sampler": (
+        "prompt_sampler.PromptSampling",
+        lambda _, args: args.task_phases or args.sft_extra or args.zero_variance == "resample",
     ),
-    "schedule.ThreePhases": lambda trainer, args: args.lr_three_phases,
-    "nonfinite.Nonfinite": lambda trainer, args: not trainer.args.fp16,
-    "averaging.Averaging": lambda trainer, args: args.start_share > 0,
-    "guard.Guard": lambda trainer, args: bool(args.guard),
+    "three_phases": ("steps.ThreePhases", lambda _, args: args.lr_three_phases),
+    "nonfinite": ("steps.Nonfinite", lambda trainer, _: not trainer.args.fp16),
+    "averaging": ("keeping.Averaging", lambda _, args: args.start_share),
+    "guard": ("keeping.Guard", lambda _, args: args.guard),
 }
 
 
 def parts_of(trainer: Any) -> dict[str, Part]:
-    """The parts that a trainer's arguments ask for, by the names of their files."""
+    """The parts that a trainer's arguments ask for, by name."""
     args = arguments_of(trainer.args, PartArguments)
     found: dict[str, Part | None] = {}
-    for path, is_on in _PARTS.items():
+    for name, (path, is_on) in _PARTS.items():
         if is_on(trainer, args):
             file, kind = path.split(".")
-            found[file] = getattr(import_module(f"{__package__}.{file}"), kind).of(trainer)
-    for own in args.parts_from:
-        found[own] = load_own_class(own, "parts_from", Part).of(trainer)
+            found[name] = getattr(import_module(f"{__package__}.{file}"), kind).of(trainer)
+    for name in args.parts_from:
+        found[name] = load_own_class(name, "parts_from", Part).of(trainer)
     return {name: part for name, part in found.items() if part is not None}
 
 
@@ -69,23 +373,3 @@ def sampler_starts(args: Any, model: str | PreTrainedModel) -> AbstractContextMa
     from .vllm import vllm_starts
 
     return vllm_starts(args, model)
-
-
-def save_parts(parts: dict[str, Part], checkpoint: Path) -> None:
-    """Write what the parts have learnt into a checkpoint.
-
-    The event `on_save` would be too late: the checkpoint has its name and its checksums then.
-    """
-    state = {key: value for part in parts.values() for key, value in part.state().items()}
-    (checkpoint / PARTS_STATE).write_text(json.dumps(state) + "\n")
-    for part in parts.values():
-        part.save_in(checkpoint)
-
-
-def load_parts(parts: dict[str, Part], checkpoint: Path) -> None:
-    """Restore what `save_parts` wrote."""
-    path = checkpoint / PARTS_STATE
-    state = json.loads(path.read_text()) if path.is_file() else {}
-    for part in parts.values():
-        part.load(state)
-        part.load_from(checkpoint)

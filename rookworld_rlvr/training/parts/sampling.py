@@ -11,20 +11,35 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from trl.models.utils import unwrap_model_for_generation
 
+from ...common.errors import RookWorldError
 from ...models.decoding import Drawn, decode, only_generate
-from ...tasks.registry import TASKS
+from ...tasks.registry import TASKS, task_of
 from ...tasks.task import Sampling
 from ..sharding import gathered, gathers_at_each_forward
-from .arguments import PartArguments
-from .part import arguments_of
+from .part import Batch, Call, Part, arguments_of
+from .registry import PartArguments
 
 # A model's own generation settings that our loop follows, or that do not change which tokens come.
 _READ = {
     *("bos_token_id", "eos_token_id", "pad_token_id", "do_sample", "temperature", "top_k", "top_p"),
     *("max_length", "max_new_tokens", "use_cache", "transformers_version"),
 }
+
+
+def check_rows(rows: int, prompts: int) -> None:
+    """Refuse a training set that is smaller than one generation batch: nothing would be trained.
+
+    Raises:
+        RookWorldError: So many rows do not fill a batch of so many prompts.
+    """
+    if rows < prompts:
+        raise RookWorldError(
+            f"{rows} rows to train on do not fill one generation batch of {prompts} prompts; give more "
+            "rows, or a smaller per_device_train_batch_size"
+        )
 
 
 def samplings_of(args: Any, default: Sampling) -> dict[str, Sampling] | None:
@@ -60,19 +75,13 @@ def needs_generate(trainer: Any) -> bool:
         or args.repetition_penalty != 1
         or args.min_p
         or only_generate(network)
-        or _own_settings(trainer)
-    )
-
-
-def _own_settings(trainer: Any) -> bool:
-    """Whether a model has generation settings that `generate` follows and the loop does not."""
-    network = trainer.accelerator.unwrap_model(trainer.model)
-    return any(
-        value is not None
-        and name not in _READ
-        and not name.startswith(("_", "output_"))
-        and getattr(trainer.generation_config, name, None) is None
-        for name, value in network.generation_config.to_diff_dict().items()
+        or any(  # a setting of the model's own, which `generate` follows
+            value is not None
+            and name not in _READ
+            and not name.startswith(("_", "output_"))
+            and getattr(trainer.generation_config, name, None) is None
+            for name, value in network.generation_config.to_diff_dict().items()
+        )
     )
 
 
@@ -138,3 +147,37 @@ def language_model(network: Any) -> Any:
 def backbone(network: Any) -> Any:
     """The module that computes the hidden states which the head reads, also inside of adapters."""
     return language_model(network).base_model
+
+
+class TaskSampling(Part):
+    """Uses each task's own temperature for its rows when they are scored; `rollout` samples so.
+
+    TRL divides all logits by one temperature. The logits are linear in the hidden states, so these are
+    scaled such that each row's logits end up divided by its own temperature.
+
+    Args:
+        trainer: The `RookWorldGRPOTrainer`.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._tasks = sorted({task_of(prompt) for prompt in trainer.train_dataset["prompt"][:]})
+        for network in trainer.networks():
+            backbone(network).register_forward_hook(self._scale_hidden_states)
+
+    def extend(self, call: Call, batch: Batch) -> None:
+        """Add the rows' temperatures, and log each task's."""
+        assert call.temperatures is not None
+        batch["temperature"] = call.temperatures
+        ways = self._trainer.task_samplings
+        self._trainer.record(
+            {f"sampling/temperature_{t}": ways[t].temperature for t in self._tasks}
+        )
+
+    def _scale_hidden_states(self, module: torch.nn.Module, args: Any, output: Any) -> Any:
+        rows = self._trainer.being_scored
+        if rows is not None and rows.temperatures is not None:
+            states = output.last_hidden_state  # (b, T, D)
+            scale = (self._trainer.temperature / rows.temperatures).view(-1, 1, 1)
+            output.last_hidden_state = states * scale.to(states.dtype)
+        return output

@@ -253,11 +253,12 @@ class SharedPrompts(Part):
                 )
         finally:
             self._packed = None
-        rows_of = [output.log_probs, output.entropy] if compute_entropy else [output.log_probs]
-        spread = [
-            one.new_zeros(packed.scored.shape).masked_scatter(packed.scored, one) for one in rows_of
-        ]
-        return Scores(spread[0], spread[1] if compute_entropy else None, None)
+
+        def by_row(tokens: torch.Tensor) -> torch.Tensor:
+            return tokens.new_zeros(packed.scored.shape).masked_scatter(packed.scored, tokens)
+
+        entropies = by_row(output.entropy) if compute_entropy else None
+        return Scores(by_row(output.log_probs), entropies, None)
 
     def _to_rows(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Turn hidden states ``(1, N, D)`` into ``(b, length + 1, D)``, as whole rows have them."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from trl.trainer.utils import pad
 
+from .aggregation import on_all, per_item
 from .part import Batch, Call, Part, Rows, Scores
 from .teaching import taught_answer
 
@@ -30,11 +31,6 @@ class Supervised(Part):
 
     loss_term = "supervised"
 
-    def __init__(self, trainer: Any) -> None:
-        super().__init__(trainer)
-        self.args = trainer.args
-        self.logps: torch.Tensor | None = None
-
     def extend(self, call: Call, batch: Batch) -> None:
         """Add right answers with their prompts to a batch of `B` rows, up to `E` to each row.
 
@@ -45,7 +41,10 @@ class Supervised(Part):
         ``(B, E)``, and ``answer_items``, the number of the answers' tokens on all processes.
         """
         trainer, size = self._trainer, self._trainer.num_generations
-        each, extra = math.ceil(self.args.sft_extra / size), self._extra(len(call.rows) // size)
+        each, extra = (
+            math.ceil(self._trainer.args.sft_extra / size),
+            self._extra(len(call.rows) // size),
+        )
         rows: list[Any] = []
         for place, row in enumerate(call.rows):
             own = extra[place * each : (place + 1) * each]
@@ -59,11 +58,11 @@ class Supervised(Part):
             columns.append(temperatures)
         split = [column.unflatten(0, (-1, 1 + each)) for column in columns]
         batch |= dict(zip((*_COLUMNS, "answer_temperature"), split, strict=False))
-        batch["answer_items"] = trainer.accelerator.gather(batch["answer_mask"].sum()).sum()
+        batch["answer_items"] = on_all(trainer, batch["answer_mask"])
 
     def _extra(self, groups: int) -> list[Mapping[str, Any]]:
         """This process's rows of prompts that are not sampled, for so many groups that are."""
-        trainer, count = self._trainer, self.args.sft_extra * groups
+        trainer, count = self._trainer, self._trainer.args.sft_extra * groups
         if not count:
             return []
         processes, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
@@ -82,7 +81,7 @@ class Supervised(Part):
     # --------------------------------------------------------------------------------------------
     def before_scoring(self, call: Call, rows: Rows) -> Rows:
         """Add the answers, with their prompts, below the rows ``(B, T)`` of a micro-batch."""
-        self.logps = None
+        self.logps: torch.Tensor | None = None
         if call.inputs is None or "answer_ids" not in call.inputs:
             return rows
         return with_answers(rows, call.inputs)
@@ -109,11 +108,9 @@ class Supervised(Part):
         total = trainer.accelerator.reduce(torch.stack(counts), "sum")
         if total[1]:
             trainer.record({"sft/loss": (total[0] / total[1]).item()})
-        # `answer_items` spans the generation, of which a step takes a part.
-        steps = trainer.current_gradient_accumulation_steps / trainer.args.steps_per_generation
-        items = inputs["answer_items"].clamp(min=1) / trainer.accelerator.num_processes * steps
-        loss: torch.Tensor = -self.args.sft_coef * self.logps.sum() / items
-        return loss
+        return per_item(
+            trainer, -self._trainer.args.sft_coef * self.logps.sum(), inputs["answer_items"]
+        )
 
 
 def with_answers(rows: Rows, inputs: Mapping[str, torch.Tensor]) -> Rows:

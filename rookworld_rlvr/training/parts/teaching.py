@@ -99,11 +99,6 @@ class Teaching(Part):
 
     loss_term = "taught"
 
-    def __init__(self, trainer: Any) -> None:
-        super().__init__(trainer)
-        self._rows = torch.zeros(0, dtype=torch.bool)  # (B,): the answers put in last
-        self._right = torch.zeros(0, 0)  # (groups, completions), before they were put in
-
     def after_sampling(
         self, call: Call, ids: list[list[int]], texts: list[str], logps: list[Any] | None
     ) -> None:
@@ -112,6 +107,7 @@ class Teaching(Part):
         The sampler's log-probs of taught answers are not known.
         """
         trainer, size = self._trainer, self._trainer.num_generations
+        # Which completions were right ``(groups, completions)``, and the answers put in ``(B,)``.
         self._right = right(call.rows, texts, truth_of(trainer.reward_funcs)).view(-1, size)
         self._rows = torch.zeros(len(ids), dtype=torch.bool)
         for group in (self._right == 0).all(1).nonzero().flatten().tolist():

@@ -15,8 +15,7 @@ import safetensors.torch
 import torch
 
 from ...common.files import open_to_others
-from .aggregation import aggregate
-from .groups import STD_EPSILON
+from .aggregation import STD_EPSILON, aggregate
 from .part import Batch, Call, Part, Rows, whole
 from .sampling import backbone, language_model
 

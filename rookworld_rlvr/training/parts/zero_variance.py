@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from trl.trainer.utils import pad
 
-from .groups import STD_EPSILON, nanstd
-from .part import Batch, Part, Round, Sampled
+from .aggregation import MEAN_OVER_ROWS, STD_EPSILON, deviations, on_all
+from .part import Batch, Part, Sampled
 
 # Masks and the number of their tokens on all processes.
 _COUNTED = {
@@ -31,16 +31,12 @@ MOST_EXTRA = 4  # prompts that may replace others, as a multiple of those in a b
 # --------------------------------------------------------------------------------------------------
 # Which group takes which place
 # --------------------------------------------------------------------------------------------------
-def fill(rounds: Sequence[Round], processes: int) -> list[tuple[int, int]]:
+def fill(rounds: Sequence[Sampled], processes: int) -> list[tuple[int, int]]:
     """Which group takes each place of the batch, as its round and its index in that round.
 
     The first round's groups take their own places. If one has no signal, a later group of the same
     process with signal replaces it, preferably one of the same task. If there is none left, the first
     group stays.
-
-    >>> first = Round(["policy", "environment"], [False, True])
-    >>> fill([first, Round(["environment", "policy"], [True, True])], processes=1)
-    [(1, 1), (0, 1)]
     """
     first, later = rounds[0], rounds[1:]
     places = [(0, index) for index in range(len(first.tasks))]
@@ -65,7 +61,7 @@ def _share(items: Any, processes: int, process: int) -> Any:
     return items[process * size : (process + 1) * size]
 
 
-def next_round(rounds: Sequence[Round], processes: int, most_extra: int) -> int:
+def next_round(rounds: Sequence[Sampled], processes: int, most_extra: int) -> int:
     """How many groups each process samples next; 0 if nothing is missing or the bound is reached.
 
     It is the number expected to fill the process that lacks most, at the rate of signal seen so far.
@@ -109,12 +105,6 @@ def select_groups(
     return merged
 
 
-def _on_all(trainer: Any, mask: torch.Tensor) -> torch.Tensor:
-    """The number of a mask's tokens on all processes."""
-    count: torch.Tensor = trainer.accelerator.gather(mask.sum()).sum()
-    return count
-
-
 # --------------------------------------------------------------------------------------------------
 # The parts
 # --------------------------------------------------------------------------------------------------
@@ -127,9 +117,11 @@ class Skip(Part):
         rows = torch.tensor(sampled.signal).repeat_interleave(trainer.num_generations)
         mask = batch["completion_mask"]
         batch["completion_mask"] = mask * trainer.own_rows(rows).to(mask.device).unsqueeze(1)
-        scale = rows.numel() / max(int(rows.sum()), 1)
-        batch["row_scale"] = torch.tensor(scale, device=mask.device)
-        batch["num_items_in_batch"] = _on_all(trainer, batch["completion_mask"])
+        if trainer.loss_type in MEAN_OVER_ROWS:  # of policy and KL; the entropy's is over tokens
+            scale = rows.numel() / max(int(rows.sum()), 1)
+            batch["row_scale"] = torch.tensor(scale, device=mask.device)
+            batch["advantages"] = batch["advantages"] * batch["row_scale"]
+        batch["num_items_in_batch"] = on_all(trainer, batch["completion_mask"])
         return replace(sampled, signal=[True] * len(sampled.signal))
 
 
@@ -190,15 +182,13 @@ class Resample(Part):
         before = [rank * (len(sampled.tasks) // self._processes) for sampled in rounds]
         local = [(number, index - before[number]) for number, index in trainer.own_rows(places)]
         if trainer.scale_rewards == "batch":  # TRL divided by each round's deviation
-            whole = nanstd(rewards.view(1, -1)) + STD_EPSILON
+            whole = deviations(rewards.view(1, -1)) + STD_EPSILON
             for sampled in rounds:
-                own = nanstd(sampled.rewards.view(1, -1)) + STD_EPSILON
+                own = deviations(sampled.rewards.view(1, -1)) + STD_EPSILON
                 sampled.batch["advantages"] = sampled.batch["advantages"] * (own / whole).squeeze()
         batches = [sampled.batch for sampled in rounds]
         batch = select_groups(batches, local, self._size, trainer.processing_class.pad_token_id)
         counts = {
-            items: _on_all(trainer, batch[mask])
-            for mask, items in _COUNTED.items()
-            if mask in batch
+            items: on_all(trainer, batch[mask]) for mask, items in _COUNTED.items() if mask in batch
         }
         return {**batch, **counts}

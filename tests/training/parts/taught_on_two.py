@@ -1,7 +1,6 @@
 """Run by two processes: three steps with taught answers and the supervised term, on three tasks.
 
-``process<rank>.json`` holds the sum of the weights, how many rows were taught, and the
-gaps of answers' log-probs to those of the row alone.
+``process<rank>.json`` holds the sum of the weights, and how many rows were taught.
 
 accelerate launch --cpu --num_processes 2 --module tests.training.parts.taught_on_two FOLDER
 """
@@ -19,7 +18,6 @@ from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 
 from ...conftest import NOT_KEPT, mixed_rows, packaged_trainer
-from .test_teaching import gaps
 
 REWARDS = [{"name": name} for name in ("environment_exact", "policy_best_move", "fill_in_exact")]
 
@@ -44,15 +42,12 @@ def main(argv: Sequence[str]) -> None:
     rows = mixed_rows(data.train, tasks=tasks)
     trainer = packaged_trainer(args, get_reward_funcs(REWARDS), data, rows)
     taught: list[int] = []
-    found: list[float] = []
     loss = trainer.loss
 
     def watch(model: Any, batch: dict[str, Any]) -> Any:
         assert "teaching" in trainer.parts
         taught.append(int(trainer.parts["teaching"].scored(batch).sum()))
-        terms = loss(model, batch)
-        found.extend(gaps(trainer, batch, terms.call.scores))
-        return terms
+        return loss(model, batch)
 
     watched: Any = trainer
     watched.loss = watch
@@ -60,7 +55,6 @@ def main(argv: Sequence[str]) -> None:
     result = {
         "weights": next(trainer.model.parameters()).double().sum().item(),
         "taught": sum(taught),
-        "gaps": found,
     }
     (folder / f"process{args.process_index}.json").write_text(json.dumps(result))
 

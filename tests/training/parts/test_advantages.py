@@ -15,35 +15,16 @@ from trl import GRPOTrainer
 
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.training.parts.advantages import Baseline
-from rookworld_rlvr.training.parts.arguments import PartArguments
-from rookworld_rlvr.training.parts.kl import ESTIMATORS
-from rookworld_rlvr.training.parts.registry import PARTS_STATE
+from rookworld_rlvr.training.parts.registry import PartArguments
+from rookworld_rlvr.training.trainer import PARTS_STATE
 
 from ...conftest import NOT_KEPT
-from ..test_trainer import LOGGED_REWARDS
 
-# The logged step of GRPO on RookWorld-LM: 4 prompts of 4 completions.
-LOGGED = torch.tensor(LOGGED_REWARDS, dtype=torch.float64)
-TASKS = ["policy", "policy", "environment", "policy"]
 STEPS = {**NOT_KEPT, "preflight": False}
 
 
 def baseline_of(kind: Any) -> Baseline:
     return Baseline(SimpleNamespace(args=PartArguments(baseline=kind)))
-
-
-def test_leave_one_out_by_hand() -> None:
-    found = baseline_of("leave_one_out").advantages(LOGGED, TASKS, "none")
-    assert found[0, 3].item() == pytest.approx(0.706 - (0.5092 + 0.458 + 0.4912) / 3)
-    assert found[3, 1].item() == pytest.approx(-0.005 - (0.045 + 0.195 + 0.045) / 3)
-    assert found[2].abs().max() == pytest.approx(0, abs=1e-12)
-
-
-def test_the_adaptive_baseline_is_the_median_of_a_wide_group_only() -> None:
-    rewards = torch.tensor([[0.0, 0.0, 0.0, 1.0], [0.1, 0.1, 0.1, 0.3]], dtype=torch.float64)
-    found = baseline_of("adaptive").advantages(rewards, ["policy"] * 2, "none")
-    assert found[0].tolist() == pytest.approx([0, 0, 0, 1]), "deviation 0.5: the median"
-    assert found[1].tolist() == pytest.approx([-0.05, -0.05, -0.05, 0.15]), "0.1: the mean"
 
 
 def test_the_running_mean_is_of_the_task_and_of_before() -> None:
@@ -125,23 +106,8 @@ def test_k3_is_trls_own_loss(controlled: Callable[..., Any], loss_type: str, lev
     more = trainer.compute_loss(trainer.model, inputs).item()
     assert trainer.beta == 5.0
     assert abs(more - trls[0]) > 1e-3, "the coefficient in use is the controller's"
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_each_estimator_acts_on_loss_and_gradient(
-    controlled: Callable[..., Any], estimator: str
-) -> None:
-    trainer, inputs = controlled(kl_estimator=estimator, beta=1.0)
-    kl, _ = loss_and_gradient(trainer, lambda: trainer.compute_loss(trainer.model, inputs))
-    trainer.parts["kl"].controller.beta = 0.0
-    bare, _ = loss_and_gradient(trainer, lambda: trainer.compute_loss(trainer.model, inputs))
-    logged = trainer._metrics["train"]["kl"][0]
-    assert kl - bare == pytest.approx(logged, rel=1e-3, abs=1e-6), "dapo: a mean over tokens"
-    assert abs(logged) > 1e-3
-    trainer.parts["kl"].args.kl_estimator = "k2" if estimator != "k2" else "k3"
-    trainer.parts["kl"].controller.beta = 1.0
-    other, _ = loss_and_gradient(trainer, lambda: trainer.compute_loss(trainer.model, inputs))
-    assert other != pytest.approx(kl, rel=1e-6)
+    trainer.parts["kl"].args.kl_estimator = "k2"
+    assert trainer.compute_loss(trainer.model, inputs).item() != pytest.approx(more, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,18 @@ import torch
 from rookworld_rlvr.tasks.registry import score_row, task_of
 from rookworld_rlvr.training.parts import zero_variance
 from rookworld_rlvr.training.parts.kl import KLTerm
-from rookworld_rlvr.training.parts.part import Round, whole
-from rookworld_rlvr.training.parts.zero_variance import fill, next_round, select_groups
+from rookworld_rlvr.training.parts.part import Sampled, whole
+from rookworld_rlvr.training.parts.zero_variance import fill, next_round
 
 from ...conftest import launch
 from ...two_processes import TEMPERATURES
 
 P, E, F = "policy", "environment", "fill_in"
+
+
+def drawn(tasks: list[str], signal: list[bool]) -> Sampled:
+    """A round of groups."""
+    return Sampled(tasks, signal, [], {}, torch.zeros(0), {}, signal)
 
 
 def only_policy_differs(prompts: list[str], **_: Any) -> list[float]:
@@ -32,53 +37,32 @@ def only_policy_differs(prompts: list[str], **_: Any) -> list[float]:
 # Which group stands where
 # --------------------------------------------------------------------------------------------------
 def test_places_are_filled_by_groups_of_their_task_first() -> None:
-    first = Round([P, E, P, E], [True, False, False, True])
-    extra = Round([P, E, P], [True, True, True])
+    first = drawn([P, E, P, E], [True, False, False, True])
+    extra = drawn([P, E, P], [True, True, True])
     assert fill([first, extra], 1) == [(0, 0), (1, 1), (1, 0), (0, 3)]
-    one_task = Round([E, E], [True, True])
+    one_task = drawn([E, E], [True, True])
     assert fill([first, one_task], 1) == [(0, 0), (1, 0), (1, 1), (0, 3)], "else by any"
-    nothing = Round([E, P], [False, False])
+    nothing = drawn([E, P], [False, False])
     assert fill([first, nothing], 1) == [(0, 0), (0, 1), (0, 2), (0, 3)], "else they stay"
-    assert fill([first, nothing, Round([P], [True])], 1)[1] == (2, 0), "and a later round may help"
+    assert fill([first, nothing, drawn([P], [True])], 1)[1] == (2, 0), "and a later round may help"
 
 
 def test_no_process_takes_what_another_sampled() -> None:
-    first = Round([P, P, P, P], [False, False, True, True])
-    extra = Round([P, P], [False, True])  # the second is the second process's
+    first = drawn([P, P, P, P], [False, False, True, True])
+    extra = drawn([P, P], [False, True])  # the second is the second process's
     assert fill([first, extra], processes=2) == [(0, 0), (0, 1), (0, 2), (0, 3)]
-    assert fill([first, Round([P, P], [True, True])], 2) == [(1, 0), (0, 1), (0, 2), (0, 3)]
+    assert fill([first, drawn([P, P], [True, True])], 2) == [(1, 0), (0, 1), (0, 2), (0, 3)]
 
 
 def test_rounds_are_as_large_as_what_is_missing_asks_and_end() -> None:
-    half = Round([P] * 8, [True, False] * 4)
+    half = drawn([P] * 8, [True, False] * 4)
     assert next_round([half], 1, most_extra=32) == 8, "4 missing at a rate of a half"
     assert next_round([half], 1, most_extra=3) == 3
-    assert next_round([Round([P] * 8, [True] * 8)], 1, 32) == 0
-    assert next_round([Round([P] * 8, [False] * 8)], 1, 32) == 8, "never more than a batch"
-    assert next_round([half, Round([P] * 8, [True] * 4 + [False] * 4)], 1, 32) == 0
-    uneven = Round([P] * 8, [True] * 4 + [True, False, False, True])
+    assert next_round([drawn([P] * 8, [True] * 8)], 1, 32) == 0
+    assert next_round([drawn([P] * 8, [False] * 8)], 1, 32) == 8, "never more than a batch"
+    assert next_round([half, drawn([P] * 8, [True] * 4 + [False] * 4)], 1, 32) == 0
+    uneven = drawn([P] * 8, [True] * 4 + [True, False, False, True])
     assert next_round([uneven], 2, most_extra=16) == 3, "the process that misses most: 2 / 0.75"
-
-
-def test_groups_are_merged_with_their_padding() -> None:
-    def batch(width: int, length: int, groups: int, start: int) -> dict[str, torch.Tensor]:
-        rows = 2 * groups
-        ids = torch.arange(start, start + rows).unsqueeze(1)
-        return {
-            "prompt_ids": ids.expand(rows, width).clone(),
-            "prompt_mask": torch.ones(rows, width, dtype=torch.long),
-            "completion_ids": ids.expand(rows, length).clone(),
-            "completion_mask": torch.ones(rows, length, dtype=torch.long),
-            "advantages": ids.squeeze(1).float(),
-            "num_items_in_batch": torch.tensor(7),
-        }
-
-    merged = select_groups([batch(3, 4, 2, 10), batch(5, 2, 1, 20)], [(1, 0), (0, 1)], 2, 99)
-    assert merged["advantages"].tolist() == [20, 21, 12, 13]
-    assert merged["prompt_ids"][2].tolist() == [99, 99, 12, 12, 12], "prompts on the left"
-    assert merged["prompt_mask"][2].tolist() == [0, 0, 1, 1, 1]
-    assert merged["completion_ids"][0].tolist() == [20, 20, 99, 99], "completions on the right"
-    assert merged["completion_mask"][0].tolist() == [1, 1, 0, 0]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -188,7 +172,7 @@ def test_skipped_groups_are_out_of_the_loss(
     trainer.parts["kl"] = KLTerm(trainer)  # the KL term must leave them out too
     ours = trainer.compute_loss(trainer.model, batch)
     alone = {key: tensor[rows] if tensor.dim() else tensor for key, tensor in batch.items()}
-    del alone["row_scale"]
+    alone["advantages"] = alone["advantages"] / alone.pop("row_scale", 1)
     only = trainer.compute_loss(trainer.model, alone)
     assert ours.item() == pytest.approx(only.item(), rel=1e-4), "as if they had not been there"
     assert trainer._metrics["train"]["zero_variance/trained"] == [0]

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
-from rookworld_rlvr.training.parts.arguments import PartArguments
 from rookworld_rlvr.training.parts.kl import (
     ESTIMATORS,
     KLController,
@@ -19,6 +18,7 @@ from rookworld_rlvr.training.parts.kl import (
     importance_weighted,
     per_token_kl,
 )
+from rookworld_rlvr.training.parts.registry import PartArguments
 
 from ...conftest import ON_CPU
 
@@ -98,25 +98,23 @@ def adaptive(beta: float, target: float, **keys: Any) -> KLController:
     return KLController(beta, PartArguments(kl_control="adaptive", kl_target=target, **keys))
 
 
-def test_ziegler_by_hand() -> None:
-    controller = adaptive(0.1, 6.0, kl_horizon=10_000)
-    for step in range(2):
-        controller.update(9.0, completions=128, step=step)  # error 0.5, clamped to 0.2
-    assert controller.beta == pytest.approx(0.1 * (1 + 0.2 * 256 / 10_000))
-    controller = adaptive(0.1, 6.0, kl_horizon=10_000)
-    for step in range(2):
-        controller.update(5.4, completions=128, step=step)  # error -0.1
-    assert controller.beta == pytest.approx(0.1 * (1 - 0.1 * 256 / 10_000))
-
-
 @pytest.mark.parametrize(
-    ("kl", "factor"), [(0.151, 1.5), (0.149, 1.0), (0.1, 1.0), (0.067, 1.0), (0.066, 1 / 1.5)]
+    ("way", "kl", "factor"),
+    [
+        ("proportional", 0.15, 1 + 0.2 * 128 / 10_000),  # error 0.5, clamped to 0.2
+        ("proportional", 0.09, 1 - 0.1 * 128 / 10_000),
+        ("multiplicative", 0.151, 1.5),
+        ("multiplicative", 0.149, 1.0),
+        ("multiplicative", 0.067, 1.0),
+        ("multiplicative", 0.066, 1 / 1.5),
+    ],
 )
-def test_multiplicative_by_hand(kl: float, factor: float) -> None:
-    controller = adaptive(0.02, 0.1, kl_adaptation="multiplicative")
+def test_coefficients_by_hand(way: str, kl: float, factor: float) -> None:
+    """Ziegler et al.'s controller, and PPO's penalty."""
+    controller = adaptive(0.02, 0.1, kl_adaptation=way, kl_horizon=10_000)
     for step in (5, 6):
         controller.update(kl, completions=64, step=step)
-    assert controller.beta == pytest.approx(0.02 * factor)
+    assert controller.beta == pytest.approx(0.02 * factor, rel=1e-9)
 
 
 def test_warming_up_rises_from_nought_and_does_not_adapt() -> None:

@@ -13,8 +13,7 @@ import torch
 from peft import LoraConfig, PromptTuningConfig
 from transformers import PreTrainedTokenizerBase
 
-from rookworld_rlvr.training.parts.part import Call, whole
-from rookworld_rlvr.training.parts.shared_prompts import groups_together
+from rookworld_rlvr.training.parts.part import whole
 
 from ...conftest import NOT_KEPT, launch
 from ...models.test_architectures import tiny
@@ -59,18 +58,11 @@ ROWS = {
 
 
 def scored(trainer: Any, rows: Rows, **options: Any) -> Scored:
-    """Log-probs, entropies, values and gradients of rows."""
+    """Log-probs, entropies and gradients of rows."""
     trainer.model.zero_grad()
-    head = trainer.parts.get("value_head")
-    if head is not None:
-        head.before_scoring(Call(inputs={"returns": None}), rows)
     scores = trainer.log_probs(trainer.model, *rows, compute_entropy=True, **options)
     total = (scores.logps * torch.linspace(0.5, 1.5, LENGTH)).sum() + 0.1 * scores.entropies.sum()
     numbers = {"logps": scores.logps, "entropies": scores.entropies}
-    if head is not None:
-        kept = rows[1][:, -LENGTH:]
-        numbers["values"] = head._values(*kept.shape) * kept
-        total = total + numbers["values"].square().sum()
     assert total.requires_grad
     total.backward()
     return numbers | {
@@ -138,14 +130,6 @@ def test_a_prompt_is_sent_once_and_padding_never(build: Build) -> None:
     assert shapes == [(1, (9 + 4 + 6 - 3) + 3 * (7 + 3 + 1 + 5))]
 
 
-def test_a_value_head(build: Build) -> None:
-    trainer = build(advantage_estimator="gae", task_sampling={"policy": {}})
-    trainer.model.value_head.weight.data.normal_()
-    for rows in (ROWS["groups"], ROWS["torn groups"]):
-        temperatures = torch.linspace(0.5, 1.5, len(rows[0]))
-        assert_parity(trainer, rows, temperatures=temperatures, batch_size=3)
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_gradient_checkpointing(kind: str, reentrant: bool, build: Build) -> None:
@@ -198,18 +182,12 @@ def test_as_much_is_learnt(build: Build, random_gpt2: Any, options: dict[str, An
 
 
 @pytest.mark.slow
-def test_two_processes_one_of_which_has_nothing_to_learn(tmp_path: Path) -> None:
-    done = launch("--module", "tests.training.parts.shared_on_two", str(tmp_path))
-    assert done.returncode == 0, done.stderr[-3000:]
-    for rank in range(2):
-        gap, size = json.loads((tmp_path / f"process{rank}.json").read_text())
-        assert gap < 1e-5 < 1e-3 < size
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("beta", ["0.1", "0"])
-def test_two_processes_that_shard_the_model(tmp_path: Path, beta: str) -> None:
-    done = launch("--module", "tests.training.parts.fsdp_on_two", str(tmp_path), beta)
+@pytest.mark.parametrize(("layout", "beta"), [("ddp", "0"), ("fsdp2", "0"), ("fsdp2", "0.1")])
+def test_two_processes_one_of_which_has_nothing_to_learn(
+    tmp_path: Path, layout: str, beta: str
+) -> None:
+    module = "tests.training.parts.shared_on_two"
+    done = launch("--module", module, str(tmp_path), layout, beta)
     assert done.returncode == 0, done.stderr[-3000:]
     for rank in range(2):
         result = json.loads((tmp_path / f"process{rank}.json").read_text())
@@ -300,20 +278,6 @@ def test_no_row_is_left_out_where_something_else_may_move(
 # --------------------------------------------------------------------------------------------------
 # Groups and micro-batches
 # --------------------------------------------------------------------------------------------------
-def test_groups_that_were_torn_are_put_together() -> None:
-    prompts = torch.tensor([[7, 8], [0, 8], [7, 8], [5, 6], [0, 8], [5, 6]])
-    mask = torch.tensor([[1, 1], [0, 1], [1, 1], [1, 1], [0, 1], [1, 1]])
-    rows = torch.arange(6)
-    batches = [
-        {"prompt_ids": p, "prompt_mask": m, "row": r, "scale": torch.tensor(2.0), "none": None}
-        for p, m, r in zip(prompts.split(3), mask.split(3), rows.split(3), strict=True)
-    ]
-    first, second = groups_together(batches)
-    assert first["row"].tolist() == [0, 2, 1] and second["row"].tolist() == [4, 3, 5]
-    assert second["prompt_ids"].tolist() == [[0, 8], [5, 6], [5, 6]]
-    assert first["scale"] == 2 and first["none"] is None
-
-
 def test_training_gets_whole_groups(build: Build) -> None:
     trainer = build(per_device_train_batch_size=4, gradient_accumulation_steps=4)
     trainer.model.train()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,18 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoraConfig
 from trl.trainer.utils import split_tensor_dict
 
+from rookworld_rlvr.engine.truth import PolicyTruth
 from rookworld_rlvr.models import loading
+from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.registry import TASKS, score_row, task_of
 from rookworld_rlvr.tasks.types import values_by_move
-from rookworld_rlvr.training.parts.part import Batch, Scores, whole
-from rookworld_rlvr.training.parts.teaching import answer_tokens, right_answer
+from rookworld_rlvr.training.parts.part import Batch, whole
+from rookworld_rlvr.training.parts.teaching import answer_tokens, right, right_answer, truth_of
 
 from ...conftest import NOT_KEPT, launch, mixed_rows
+from ...engines import FakeLabeller, fake_values
 
 REWARDS = [{"name": "environment_exact"}, {"name": "policy_best_move"}]
 QUIET = {**NOT_KEPT, "rewards": REWARDS, "preflight": False, "max_completion_length": 96}
@@ -56,6 +59,31 @@ def texts(trainer: Any, ids: torch.Tensor, mask: torch.Tensor) -> list[str]:
 # --------------------------------------------------------------------------------------------------
 # Right answers
 # --------------------------------------------------------------------------------------------------
+def test_right_goes_by_the_headline_of_each_rows_task(packaged: Any) -> None:
+    environment, policy = mixed_rows(packaged.train, each=1)
+    answers = {row["task"]: TASKS[row["task"]].reference(row) for row in (environment, policy)}
+    rows = [environment, policy, environment, policy, {**policy, "action_values": None}]
+    texts = [answers["environment"], answers["policy"], "", "?", answers["policy"]]
+    found = right(rows, texts).tolist()
+    assert found[:4] == [1, 1, 0, 0] and math.isnan(found[4]), "no values, no truth"
+    # An answer that is partly right is not right.
+    assert right([environment], [answers["environment"].replace(" b ", " w ")]).tolist() == [0]
+    assert right([{"prompt": environment["prompt"]}], [answers["environment"]]).tolist() == [1]
+
+
+def test_values_come_from_where_the_rewards_take_them(packaged: Any, build: Build) -> None:
+    _, policy = mixed_rows(packaged.train, each=1)
+    answer = TASKS["policy"].truth(policy["prompt"], fake_values(policy["fen"]))
+    assert answer is not None
+    bare, truth = {**policy, "action_values": None}, PolicyTruth(FakeLabeller())
+    rewards = [{"name": "policy_best_move"}]
+    trainer = build(rewards=rewards, reward_funcs=get_reward_funcs(rewards, truth))
+    assert truth_of(trainer.reward_funcs) is truth, "although the trainer guards its rewards"
+    assert right([bare], [answer], truth).tolist() == [1]
+    assert truth_of([lambda **_: [0.0], torch.nn.Linear(1, 1)]) is None
+    assert right([bare], [answer]).isnan().all()
+
+
 def test_an_answers_tokens_are_those_that_the_policy_would_write(
     packaged: Any, tokenizer: Any
 ) -> None:
@@ -140,14 +168,12 @@ def test_the_gradient_of_a_batch_is_that_of_its_formula(build: Build, shares: bo
 @pytest.mark.parametrize(
     "options",
     [
-        {"shares": True},
         {"shares": False},
-        {"gradient_accumulation_steps": 2},
         {"gradient_accumulation_steps": 2, "steps_per_generation": 4},
         {"zero_variance": "skip", "loss_type": "grpo"},
-        {"sft_extra": 1},
+        {"sft_extra": 1, "task_sampling": {"environment": {"temperature": 0.7}, "policy": {}}},
+        {"zero_variance": "resample"},
         {"sft_extra": 5, "shares": False, "gradient_accumulation_steps": 2},
-        {"sft_extra": 5, "zero_variance": "skip"},
     ],
     ids=str,
 )
@@ -165,30 +191,26 @@ def test_the_supervised_terms_gradient_is_that_of_the_answers_likelihood(
     answers = answer_rows(batch, trainer)
     assert len(answers) == len(batch["answer_mask"]) // 4 * (1 + options.get("sft_extra", 0))
     total, tokens = torch.tensor(0.0), 0
-    for prompt, prompt_mask, answer, mask, *_ in answers:
+    for prompt, prompt_mask, answer, mask, heat in answers:
         prompt, answer = prompt[prompt_mask.bool()], answer[mask.bool()]
         logits = trainer.model(input_ids=torch.cat([prompt, answer]).unsqueeze(0)).logits[0]
-        chosen = logits[len(prompt) - 1 : -1].log_softmax(-1).gather(1, answer.unsqueeze(1))
+        chosen = (
+            (logits[len(prompt) - 1 : -1] / heat).log_softmax(-1).gather(1, answer.unsqueeze(1))
+        )
         total, tokens = total - chosen.sum(), tokens + len(answer)
     theirs = gradient_of(trainer, 0.7 * total / tokens)
     assert theirs.abs().max() > 1e-3
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
 
 
-Rows = list[tuple[torch.Tensor, ...]]
-
-
-def kept_rows(columns: list[torch.Tensor], kept: torch.Tensor) -> Rows:
-    return list(zip(*(column[kept] for column in columns), strict=True))
-
-
-def answer_rows(batch: Batch, trainer: Any) -> Rows:
+def answer_rows(batch: Batch, trainer: Any) -> list[tuple[torch.Tensor, ...]]:
     """Prompt, its mask, answer, its mask and temperature of each answer of the supervised term."""
     names = ("prompt_ids", "prompt_mask", "ids", "mask")
     columns = [batch[f"answer_{name}"].transpose(0, 1).flatten(0, 1) for name in names]
     plain = torch.full(batch["answer_mask"].shape[:2], trainer.temperature)
-    heats = batch.get("answer_temperature", plain).T.flatten()
-    return kept_rows([*columns, heats], columns[3].any(1))
+    columns.append(batch.get("answer_temperature", plain).T.flatten())
+    kept = columns[3].any(1)
+    return list(zip(*(column[kept] for column in columns), strict=True))
 
 
 def test_further_prompts_of_the_supervised_term_are_others_at_each_step(build: Build) -> None:
@@ -207,64 +229,6 @@ def test_further_prompts_of_the_supervised_term_are_others_at_each_step(build: B
 # --------------------------------------------------------------------------------------------------
 # In runs
 # --------------------------------------------------------------------------------------------------
-BOTH = {"zero_variance": "teach", "sft_coef": 0.1}
-ADAPTERS = {"task_type": "CAUSAL_LM", "r": 2, "init_lora_weights": False}
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"shares": False},
-        {"num_iterations": 2, "max_steps": 2},
-        {"gradient_accumulation_steps": 2},
-        {"task_sampling": {"environment": {}, "policy": {}}},
-        {"peft_config": LoraConfig(**ADAPTERS, target_modules=["c_attn"]), "beta": 0.1},
-        {"loss_type": "grpo", "zero_variance": "skip"},
-        {"zero_variance": "resample"},
-        {"sft_extra": 2, "task_sampling": {"environment": {"temperature": 0.7}, "policy": {}}},
-    ],
-    ids=lambda options: "lora" if "peft_config" in options else str(options),
-)
-def test_answers_scored_with_a_batch_have_the_log_probs_of_rows_alone(
-    build: Build, options: dict[str, Any]
-) -> None:
-    """Log-probs of taught answers and of the supervised term's, with those of each row by itself."""
-    trainer = build(**{**BOTH, **options})
-    largest: list[float] = []
-    loss = trainer.loss
-
-    def watch(model: Any, batch: Batch) -> Any:
-        terms = loss(model, batch)
-        largest.extend(gaps(trainer, batch, terms.call.scores))
-        return terms
-
-    trainer.loss = watch
-    trainer.train()
-    assert len(largest) >= 2 and max(largest) < 1e-4
-
-
-def gaps(trainer: Any, batch: Batch, scores: Scores) -> list[float]:
-    """Of each right answer that a loss has scored, the largest gap to its row alone."""
-    heats = batch.get("temperature", torch.full((len(batch["prompt_ids"]),), trainer.temperature))
-    rows: Rows = []
-    if "taught_advantages" in batch:
-        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-        columns = [*(batch[name] for name in names), heats, scores.logps]
-        rows += kept_rows(columns, trainer.parts["teaching"].scored(batch))
-    if "answer_ids" in batch:
-        scored = zip(answer_rows(batch, trainer), trainer.parts["supervised"].logps, strict=True)
-        rows += [(*row, logps) for row, logps in scored]
-    largest = []
-    for prompt, prompt_mask, ids, mask, heat, logps in rows:
-        kept = mask.bool()
-        sequence = torch.cat([prompt[prompt_mask.bool()], ids[kept]]).unsqueeze(0)
-        ones, count = torch.ones_like(sequence), int(kept.sum())
-        alone = trainer.log_probs(trainer.model, sequence, ones, count, heat.view(1)).logps[0]
-        largest.append((logps[: len(kept)][kept] - alone).abs().max().item())
-    return largest
-
-
 def test_a_policy_learns_what_it_is_taught(build: Build, tokenizer: Any) -> None:
     """Castling rights that the packaged model gets wrong, eight times."""
     prompt, task = "A: 4k3/8/8/8/8/8/8/R3K2R w KQ - 0 1+e1g1+e1g1+", TASKS["environment"]
@@ -310,7 +274,7 @@ def test_taught_answers_are_not_in_the_kl(build: Build, random_gpt2: Any, tmp_pa
 def test_a_resumed_run_goes_on_byte_for_byte(
     build: Build, tmp_path: Path, random_gpt2: Any
 ) -> None:
-    options = {**BOTH, "learning_rate": 1e-3, "max_steps": 3}
+    options = {"zero_variance": "teach", "sft_coef": 0.1, "learning_rate": 1e-3, "max_steps": 3}
     options |= {"save_strategy": "steps", "save_steps": 2}
     trainer = build(copy.deepcopy(random_gpt2), **options)
     trainer.train()
@@ -326,5 +290,4 @@ def test_two_processes_teach_alike(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     first, second = (json.loads((tmp_path / f"process{rank}.json").read_text()) for rank in (0, 1))
     assert first["weights"] == second["weights"]
-    for process in (first, second):
-        assert process["taught"] > 0 and len(process["gaps"]) > 2 and max(process["gaps"]) < 1e-4
+    assert first["taught"] > 0 and second["taught"] > 0

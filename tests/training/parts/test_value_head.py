@@ -132,39 +132,16 @@ def test_values_are_of_the_states_before_each_token_whatever_the_temperature(val
     torch.testing.assert_close(one[:, :-1], following, rtol=1e-4, atol=1e-4)
 
 
-def test_the_head_learns(build: Callable[..., Any]) -> None:
-    def environment_is_worth_two(prompts: list[str], **_: Any) -> list[float]:
-        return [2.0 if prompt.startswith("A:") else 0.0 for prompt in prompts]
-
-    options = {
-        **NOT_KEPT,
-        **GAE,
-        "reward_funcs": [environment_is_worth_two],
-        "task_phases": [{"environment": 0.5, "policy": 0.5}],
-        "max_steps": 40,
-        "learning_rate": 1e-6,
-        "lr_scheduler_type": "constant",
-        "value_learning_rate": 3e-2,
-        "gae_lambda": 1.0,
-        "per_device_train_batch_size": 16,
-        "max_completion_length": 4,
-        "preflight": False,
-    }
-    trainer = build(**options)
-    trainer.train()
-    logs = [entry for entry in trainer.state.log_history if "value/loss" in entry]
-    assert logs[-1]["value/loss"] < 0.7 * logs[0]["value/loss"]
-    rates = [group["lr"] for group in trainer.optimizer.param_groups]
-    assert rates == pytest.approx([1e-6, 1e-6, 3e-2])
-
-
 def test_the_head_is_in_checkpoints_and_goes_on_but_is_not_exported(
     build: Callable[..., Any], random_gpt2: Any, tmp_path: Path
 ) -> None:
     options = {**NOT_KEPT, **GAE, "preflight": False, "learning_rate": 1e-3, "max_steps": 3}
+    options |= {"lr_scheduler_type": "constant", "value_learning_rate": 3e-2}
     options |= {"save_strategy": "steps", "save_steps": 2}
     trainer = build(copy.deepcopy(random_gpt2), **options)
     trainer.train()
+    rates = [group["lr"] for group in trainer.optimizer.param_groups]
+    assert rates == pytest.approx([1e-3, 1e-3, 3e-2])
     checkpoint = tmp_path / "run" / "checkpoint-2"
     assert load_file(checkpoint / VALUE_HEAD_FILE)["weight"].abs().max() > 0
     trainer.save_model(str(tmp_path / "final"))

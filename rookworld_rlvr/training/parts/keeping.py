@@ -1,20 +1,40 @@
-"""Weights between the start's and the trained ones, which keep more of what the start could do.
+"""Which weights a run keeps: none that lose too much, and, if asked for, a share of the start's.
 
-Source: M. Wortsman et al., "Robust fine-tuning of zero-shot models" (WiSE-FT), arXiv:2109.01903; for
-reinforcement learning, Y. Lin et al., "Mitigating the alignment tax of RLHF", arXiv:2309.06256.
+Source of the share: M. Wortsman et al., "Robust fine-tuning of zero-shot models" (WiSE-FT),
+arXiv:2109.01903; for reinforcement learning, Y. Lin et al., "Mitigating the alignment tax of RLHF",
+arXiv:2309.06256.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ...common.errors import RookWorldError
+from ..health.rules import losses
 from ..sharding import is_sharded
 from .part import Part
+
+
+class Guard(Part):
+    """Judges each evaluation by what it loses against the start, and saves the start itself.
+
+    The starting model is the first checkpoint and the best until another one keeps the guard. What is
+    judged is in the trainer's log, so that a resumed run judges alike.
+    """
+
+    def may_be_best(self, metrics: Mapping[str, float]) -> bool:
+        """Whether an evaluation's metrics lose no more than they may against the run's first ones."""
+        first = ChainMap(*self._trainer.state.log_history)  # of each metric, its first value
+        return not losses(self._trainer.args.guard, first, metrics)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 0 and self._trainer.is_in_train:
+            self._trainer.save_start()
 
 
 class Averaging(Part):

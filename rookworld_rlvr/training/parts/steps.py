@@ -1,0 +1,164 @@
+"""What is done about each step: its seconds, its learning rate, and skipping it if it is not finite."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.trainer_utils import get_last_checkpoint
+from trl.extras.profiling import ProfilingContext
+
+from ...common.errors import RookWorldError
+from ...common.machine import peak_memory
+from .part import Part
+
+logger = logging.getLogger(__name__)
+
+PHASES = ("sampling", "rewards")  # all other time of a step, up to its gradients, is its update
+LIMIT = 3  # steps in a row that may be skipped
+_LOWEST = 0.05  # share of the learning rate at which the cosine ends
+
+
+# --------------------------------------------------------------------------------------------------
+# Time
+# --------------------------------------------------------------------------------------------------
+class StepTimes(Part):
+    """Times the phases of a step and logs them with the step's other metrics.
+
+    They replace TRL's own nine timings per step, which go to the dashboards without passing the log.
+
+    Args:
+        trainer: The `RookWorldGRPOTrainer`.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._seconds = dict.fromkeys(PHASES, 0.0)  # of the current step
+        self._started: float | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._started = time.perf_counter()
+        self._leave = ProfilingContext.__exit__
+        ProfilingContext.__exit__ = lambda self, *error: False  # logs nothing
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        ProfilingContext.__exit__ = self._leave
+
+    def elapsed(self) -> dict[str, float]:
+        """The seconds of training so far, for the log; empty before training."""
+        if self._started is None:
+            return {}
+        return {"time/elapsed": time.perf_counter() - self._started}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a block; names other than `PHASES` count as part of the update."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            if name in self._seconds:
+                self._seconds[name] += time.perf_counter() - started
+
+    def end_step(self, whole: float) -> None:
+        """Record the phases of a step that took `whole` seconds, and begin the next step."""
+        seconds = {**self._seconds, "update": whole - sum(self._seconds.values())}
+        self._trainer.record({f"time/{phase}": number for phase, number in seconds.items()})
+        self._trainer.record({"peak_memory": peak_memory() / 2**30})
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+
+
+# --------------------------------------------------------------------------------------------------
+# Steps that are not finite
+# --------------------------------------------------------------------------------------------------
+class Nonfinite(Part):
+    """Skips steps whose gradient norm is not finite, and ends the run after some in a row.
+
+    The norm is the same on all processes, so all of them skip the same steps. In fp16, accelerate skips
+    such steps while it looks for a scale of the loss. DeepSpeed has taken the step by then, so the run
+    ends at once.
+
+    Attributes:
+        skipped: Steps skipped so far.
+        in_a_row: Steps skipped since the last one that was taken.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        super().__init__(trainer)
+        self.skipped = 0
+        self.in_a_row = 0
+
+    def state(self) -> dict[str, Any]:
+        return {"nonfinite_skipped": self.skipped}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.skipped = state.get("nonfinite_skipped", 0)
+
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any
+    ) -> None:
+        """Take the gradients away from an optimiser that should not step: it leaves such weights alone.
+
+        Raises:
+            RookWorldError: Too many steps in a row were skipped; it names the last checkpoint.
+        """
+        norm = self._trainer.gradient_norm
+        norm = getattr(norm, "full_tensor", lambda: norm)()  # with FSDP2 it has parts
+        if norm is None or math.isfinite(float(norm)):
+            self.in_a_row = 0
+            return
+        optimizer.zero_grad(set_to_none=True)
+        self.skipped += 1
+        self.in_a_row += 1
+        step = state.global_step + 1
+        if self.in_a_row >= (1 if self._trainer.is_deepspeed_enabled else LIMIT):
+            checkpoint = (
+                get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
+            )
+            terms = ", ".join(f"loss/{name}" for name in self._trainer.broken_terms)
+            raise RookWorldError(
+                f"the loss or gradient was not finite in {self.in_a_row} steps in a row up to step "
+                f"{step}{f' ({terms})' if terms else ''}; the last good checkpoint is "
+                f"{checkpoint or 'none'}; lower learning_rate or max_grad_norm, or raise beta"
+            )
+        if state.is_world_process_zero:
+            logger.warning("step %d is skipped: its loss or gradient is not finite", step)
+
+    def numbers(self) -> dict[str, float]:
+        """The metric to log."""
+        return {"health/skipped_steps": self.skipped}
+
+
+# --------------------------------------------------------------------------------------------------
+# Learning rate
+# --------------------------------------------------------------------------------------------------
+class ThreePhases(Part):
+    """Makes the scheduler of the three phases."""
+
+    def scheduler(self, optimizer: torch.optim.Optimizer, steps: int) -> Any:
+        args = self._trainer.args
+        warmup, share = args.get_warmup_steps(steps), args.lr_linear_share
+        return torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: three_phases(step, steps, warmup, share)
+        )
+
+
+def three_phases(step: int, steps: int, warmup: int, linear_share: float) -> float:
+    """The share of the learning rate at a step: up from 0, along a cosine to 5%, linearly to 0.
+
+    >>> [round(three_phases(step, 100, 10, 0.2), 3) for step in (0, 5, 10, 45, 80, 90, 100)]
+    [0.0, 0.5, 1.0, 0.525, 0.05, 0.025, 0.0]
+    """
+    last = steps - round(linear_share * steps)  # where the cosine ends
+    if step < warmup:
+        return step / warmup
+    if step < last:
+        progress = (step - warmup) / max(1, last - warmup)
+        return _LOWEST + (1 - _LOWEST) * (1 + math.cos(math.pi * progress)) / 2
+    return _LOWEST * max(0, steps - step) / max(1, steps - last)
