@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import yaml
 
 from .. import __version__
-from ..common import (
-    ctrl_c,
-    threads,  # noqa: F401  # for what it starts: before torch is loaded
-)
+from ..common import machine  # noqa: F401  # for what it starts: before torch is loaded
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
-from ..common.shipped import shipped, shipped_names
-from ..common.terminal import show, width, wrapped
+from ..common.files import find_recipe, shipped, shipped_names
+from ..common.terminal import STARTS, hand_over_ctrl_c, show, width, wrapped
 from ..evaluation.registry import ORACLE, RANDOM_MOVER
 from ..models.loading import check_model_name
-from .commands import MODULES, SCRIPTS
-from .words import check_keys, first_line, options
+from .run import MODULES, SCRIPTS, options, usual
+from .words import named_here
 
 LAUNCHER = (
     *("accelerate_config", "num_processes"),
@@ -50,9 +49,9 @@ def main() -> NoReturn:
             launcher, line = command_line(SCRIPTS[command], words)
             start(command, line)
             if launcher:
-                os.environ[ctrl_c.VARIABLE] = "1"
+                os.environ[STARTS] = "1"
                 raise SystemExit(launch([*launcher, *line]))
-            ctrl_c.hand_over()
+            hand_over_ctrl_c()
             os.execv(sys.executable, [sys.executable, *line])  # the script replaces this process
         elif command in MODULES:
             # -P: otherwise a chess.py in the working folder would hide python-chess
@@ -81,6 +80,56 @@ def start(command: str, line: Sequence[str]) -> None:
             raise ConfigurationError(faults)
         if said := first_line(Path(line[0]), given):
             print(wrapped(f"rookworld {command}: {said}"), flush=True)
+
+
+def check_keys(given: Mapping[str, Sequence[str]]) -> None:
+    """Refuse keys that no dataclass declares, by the text of the files that declare any.
+
+    Those of the recipe that is given are looked at, too.
+
+    Raises:
+        ConfigurationError: With these keys.
+    """
+    libraries = [Path(find_spec(name).origin).parent for name in ("trl", "transformers")]  # type: ignore
+    package, recipes = Path(__file__).parents[1], find_recipe("grpo_nano").parent
+    configs = libraries[0].glob("trainer/*_config.py"), [libraries[1] / "training_args.py"]
+    files = chain(package.rglob("*.py"), recipes.glob("*.py"), *configs)
+    text = "\n".join(file.read_text("utf-8") for file in files)
+    known = {"config", "env", *re.findall(r"^    ([a-z]\w*): .*=", text, re.M)}
+    file = find_recipe(given["config"][-1]) if given.get("config") else None
+    where = dict.fromkeys(_content(file) if file else (), str(file))
+    where |= dict.fromkeys(given, "command line")
+    if unknown := [key for key in where if str(key).removeprefix("no_") not in known]:
+        raise ConfigurationError(
+            [f"{where[key]}: unknown key {key!r}{named_here(str(key), known)}" for key in unknown]
+        )
+
+
+def _content(file: Path) -> dict[str, Any]:
+    """A recipe's keys; none if it cannot be read, of which the parser says more."""
+    try:
+        content = yaml.safe_load(file.read_text("utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def first_line(script: Path, given: Mapping[str, Sequence[str]]) -> str:
+    """The recipe that a command is about to use, and its folder; empty if it has no usual recipe."""
+    default = re.search(r"^RECIPE = .*\"(.*\.yaml)\"", script.read_text("utf-8"), re.M)
+    if default is None:
+        return ""
+    line = {key: values[-1] for key, values in given.items() if values}
+    file = find_recipe(line["config"]) if "config" in line else script.with_name(default[1])
+    content = _content(file)
+    recipe = content if "config" in line else usual(content, line)
+    what = f"recipe {file}" if "config" in line else f"recipe {file.stem}, as no --config is given"
+    if recipe.get("learning_rate") != content.get("learning_rate"):
+        model = line.get("model_name_or_path", recipe.get("model_name_or_path"))
+        what = f"no --config is given, so {model} is trained with TRL's defaults"
+    name = recipe.get("name", "sweep") if script.stem == "sweep" else file.stem
+    folder = line.get("output_dir") or recipe.get("output_dir", f"runs/{name}")
+    return what if script.stem == "diagnose" else f"{what}; output in {folder}"
 
 
 def usage() -> str:

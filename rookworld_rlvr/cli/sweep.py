@@ -7,10 +7,13 @@ beside its folder, so that an interrupted sweep goes on where it was.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import math
 import random
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,11 +25,9 @@ from typing import Any, Literal
 
 import yaml
 
-from ..common.children import last_line, run_child
-from ..common.files import replace_text
+from ..common.files import find_recipe, replace_text, shipped
 from ..common.own import own_files
 from ..common.settings import Checked, key_faults, setting
-from ..common.shipped import find_recipe, shipped
 from ..common.stats import Estimate
 from ..common.terminal import cells, printable
 from ..tasks.metrics import headlines, training_metrics, unknown_metric
@@ -36,6 +37,9 @@ _PREFIX = "eval/"
 
 
 _COMMAND = ("${env}", "${interpreter}", "${program}", "${args}")  # W&B's own default
+
+
+_PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 
 _RANGES = ("uniform", "int_uniform", "log_uniform_values")
@@ -247,6 +251,37 @@ def read_score(path: Path, metric: str) -> Estimate:
     below = math.hypot(*(part.value - part.interval[0] for part in parts)) / len(parts)
     above = math.hypot(*(part.interval[1] - part.value for part in parts)) / len(parts)
     return Estimate(value, value - below, value + above, sum(part.n for part in parts))
+
+
+def run_child(command: Sequence[str], log: Path) -> int:
+    """Run a command and append what it prints to a file; returns its exit code.
+
+    It ends with this process: at an exception it is asked to, and after SIGKILL the system ends it.
+    """
+    with (
+        log.open("a", encoding="utf-8") as output,
+        subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, preexec_fn=_end_with_parent
+        ) as process,
+    ):
+        try:
+            return process.wait()
+        finally:
+            process.terminate()
+
+
+def last_line(log: Path) -> str:
+    """The last line that a child printed."""
+    return (log.read_text(encoding="utf-8").strip() or "no output").splitlines()[-1]
+
+
+def _end_with_parent() -> None:
+    """Let the system kill this process with its parent, so that no two ever write to one folder.
+
+    It matters if the parent itself is killed by SIGKILL. Only Linux can do it.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ import psutil
 import pytest
 import yaml
 
-from rookworld_rlvr.cli.commands import MODULES, SCRIPTS
 from rookworld_rlvr.cli.main import command_line, main, recipes, usage
+from rookworld_rlvr.cli.run import MODULES, SCRIPTS
 from rookworld_rlvr.common.errors import ConfigurationError
-from rookworld_rlvr.common.shipped import shipped
+from rookworld_rlvr.common.files import shipped
 
 from ..conftest import RECIPES, REPOSITORY
 

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from rookworld_rlvr.cli.checks import check_sft_recipe
-from rookworld_rlvr.cli.commands import SCRIPTS
+from rookworld_rlvr.cli.main import check_keys, first_line
 from rookworld_rlvr.cli.parser import StrictParser
-from rookworld_rlvr.cli.words import check_keys, first_line, options, words
+from rookworld_rlvr.cli.run import SCRIPTS, options
+from rookworld_rlvr.cli.words import words
 from rookworld_rlvr.common.errors import ConfigurationError
-from rookworld_rlvr.common.shipped import find_recipe
+from rookworld_rlvr.common.files import find_recipe
 
 from ..conftest import RECIPES, recipe
 
@@ -29,7 +30,7 @@ def faults(command: str, *line: str) -> list[str]:
 
 
 def test_every_word_leads_to_a_key_of_grpo_and_hides_none() -> None:
-    known = StrictParser(recipe("grpo").GROUPS)._actions_by_key.keys()
+    known = StrictParser(recipe("grpo").GROUPS).actions.keys()
     names = words()["names"]
     assert names.keys() <= known
     assert words()["notes"].keys() <= names.keys()
@@ -110,9 +111,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS.values()))
 def test_no_key_of_a_parser_is_refused_early(name: str) -> None:
-    check_keys(
-        dict.fromkeys([*StrictParser(recipe(name).GROUPS)._actions_by_key, "no_preflight"], ())
-    )
+    check_keys(dict.fromkeys([*StrictParser(recipe(name).GROUPS).actions, "no_preflight"], ()))
 
 
 @pytest.mark.parametrize(

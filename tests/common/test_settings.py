@@ -21,6 +21,7 @@ from rookworld_rlvr.common.settings import (
     key_faults,
     record_faults,
     setting,
+    share_bounds,
     with_default,
 )
 
@@ -48,7 +49,7 @@ class Lamp(Checked):
     colours: list[str] = setting(["red"], "It shows them in turn.", among=COLOURS, filled=True)
     delays: list[int] | None = setting(None, "Between them, in seconds.", least=0)
     shares: dict[str, float] | str | None = setting(
-        None, "Of its colours.", shares=COLOURS, of="colour"
+        None, "Of its colours.", **share_bounds(COLOURS, "colour")
     )
     levels: dict[str, int] | str | None = setting(None, "Of its colours.", among=COLOURS, least=1)
     label: str = setting("lamp", "What it is called.", filled=True)
@@ -80,9 +81,9 @@ class Lamp(Checked):
         ({"delays": [1, -1]}, "delays: -1 is too small; give at least 0"),
         ({"delays": 3}, "delays: 3 is not a list"),
         ({"shares": "{"}, "shares: '{' is not valid JSON or YAML"),
-        ({"shares": "red"}, "shares: 'red' is not a mapping of colours to shares"),
+        ({"shares": "red"}, "shares: 'red' is not a mapping; write {colour: value}"),
         ({"shares": {"rde": 1}}, "shares: 'rde' is not a valid colour; did you mean red?"),
-        ({"shares": {"red": 2}}, "shares: red: 2 is not a share; give a number from 0 to 1"),
+        ({"shares": {"red": 2}}, "shares: red: 2 is too large; give at most 1"),
         ({"shares": '{"red": 0.5}'}, "shares: the shares add up to 0.5, not to 1"),
         ({"levels": {"red": 0}}, "levels: red: 0 is too small; give at least 1"),
         ({"label": ""}, "label: missing; give a text"),

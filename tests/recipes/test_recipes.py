@@ -14,7 +14,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rookworld_rlvr.cli.commands import SCRIPTS
+from rookworld_rlvr.cli.run import SCRIPTS
 from rookworld_rlvr.data.synthesis import opening_positions
 from rookworld_rlvr.tasks.registry import TASKS
 
