@@ -26,7 +26,7 @@ from ..common.terminal import STARTS, hand_over_ctrl_c, show, width, wrapped
 from ..evaluation.registry import ORACLE, RANDOM_MOVER
 from ..models.loading import check_model_name
 from .run import MODULES, SCRIPTS, options, usual
-from .words import named_here
+from .words import named_here, words
 
 LAUNCHER = (
     *("accelerate_config", "num_processes"),
@@ -37,16 +37,16 @@ LAUNCHER = (
 
 def main() -> NoReturn:
     """Run a command; for bad input, print one message and exit with code 2."""
-    command, *words = sys.argv[1:] or ["--help"]
+    command, *line = sys.argv[1:] or ["--help"]
     try:
         if command in ("-h", "--help", "help"):
             show(usage())
         elif command in ("-V", "--version"):
             show(f"rookworld-rlvr {__version__}")
         elif command == "recipes":
-            show("\n".join(recipes(words)))
+            show("\n".join(recipes(line)))
         elif command in SCRIPTS:
-            launcher, line = command_line(SCRIPTS[command], words)
+            launcher, line = command_line(SCRIPTS[command], line)
             start(command, line)
             if launcher:
                 os.environ[STARTS] = "1"
@@ -55,7 +55,7 @@ def main() -> NoReturn:
             os.execv(sys.executable, [sys.executable, *line])  # the script replaces this process
         elif command in MODULES:
             # -P: otherwise a chess.py in the working folder would hide python-chess
-            os.execv(sys.executable, [sys.executable, "-P", "-m", MODULES[command], *words])
+            os.execv(sys.executable, [sys.executable, "-P", "-m", MODULES[command], *line])
         else:
             close = close_matches(command, [*SCRIPTS, *MODULES, "recipes"])
             raise ConfigurationError([f"{command!r} is not a command{close}; see rookworld --help"])
@@ -95,7 +95,7 @@ def check_keys(given: Mapping[str, Sequence[str]]) -> None:
     configs = libraries[0].glob("trainer/*_config.py"), [libraries[1] / "training_args.py"]
     files = chain(package.rglob("*.py"), recipes.glob("*.py"), *configs)
     text = "\n".join(file.read_text("utf-8") for file in files)
-    known = {"config", "env", *re.findall(r"^    ([a-z]\w*): .*=", text, re.M)}
+    known = {"config", *re.findall(r"^    ([a-z]\w*): .*=", text, re.M)}
     file = find_recipe(given["config"][-1]) if given.get("config") else None
     where = dict.fromkeys(_content(file) if file else (), str(file))
     where |= dict.fromkeys(given, "command line")
@@ -136,26 +136,16 @@ def usage() -> str:
     """The commands, one per line, each with the first sentence of its script."""
     files = {name: shipped("recipes") / f"{script}.py" for name, script in SCRIPTS.items()}
     files |= {name: Path(__file__).parents[1] / "inference" / f"{name}.py" for name in MODULES}
-    lines = [_entry(f"  {name:<10} ", _first_sentence(path)) for name, path in files.items()]
-    more = (
-        "rookworld COMMAND --help describes the keys of a command; "
-        "rookworld --version gives the version.",
-        "To run it on several processes, add --num_processes N, --accelerate_config NAME, or both; "
-        f"NAME is a file or one of {', '.join(shipped_names('accelerate_configs'))}.",
-        "On several machines, run the command on each, with --num_machines, --machine_rank from 0, and "
-        "the --main_process_ip and --main_process_port of rank 0; --num_processes counts all.",
-    )
+    lines = {name: _first_sentence(path) for name, path in files.items()}
+    lines["recipes"] = "List the packaged recipes, or copy one: recipes copy NAME [FOLDER]."
+    more = words()["usage"].format(configs=", ".join(shipped_names("accelerate_configs")))
     return "\n".join(
         [
             "rookworld COMMAND [--config RECIPE] [--key value ...]",
             "",
-            *lines,
-            _entry(
-                "  recipes    ",
-                "List the packaged recipes, or copy one: recipes copy NAME [FOLDER].",
-            ),
+            *(_entry(f"  {name:<10} ", text) for name, text in lines.items()),
             "",
-            wrapped("\n".join(more), 0),
+            wrapped(more, 0),
         ]
     )
 
@@ -194,17 +184,13 @@ def _of_machines(file: Path, given: Mapping[str, str]) -> list[str]:
         known = {**yaml.safe_load(file.read_text("utf-8")), **given}
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         said = " ".join(str(error).split())
-        raise ConfigurationError(
-            [f"--accelerate_config: {file} cannot be read ({said})"]
-        ) from error
+        fault = f"--accelerate_config: {file} cannot be read ({said})"
+        raise ConfigurationError([fault]) from error
     if str(known.get("num_machines", 1)) == "1":
         return []
-    needed = {
-        "machine_rank": given.get("machine_rank"),
-        "main_process_ip": known.get("main_process_ip"),
-        "main_process_port": known.get("main_process_port") or None,
-    }
-    if missing := [key for key, value in needed.items() if value is None]:
+    known["machine_rank"] = given.get("machine_rank")  # the file's is one machine's
+    needed = ("machine_rank", "main_process_ip", "main_process_port")
+    if missing := [key for key in needed if known.get(key) in (None, 0)]:
         why = "missing; on several machines give each its machine_rank, from 0, and the address and a "
         raise ConfigurationError([f"--{key}: {why}free port of rank 0" for key in missing])
     return ["--same_network"]
@@ -228,21 +214,14 @@ def launch(words: Sequence[str]) -> int:
     try:
         launch_command(launch_command_parser().parse_args(list(words)))
     except ChildFailedError as error:
-        return _exit_code(error.get_first_failure()[1].exitcode)
+        code = error.get_first_failure()[1].exitcode
     except subprocess.CalledProcessError as error:
-        return _exit_code(error.returncode)
+        code = error.returncode
     except SignalException as error:
-        return 128 + int(error.sigval)
-    return 0
-
-
-def _exit_code(code: int) -> int:
-    """The exit code of a process; if a signal ended it, as a shell gives it.
-
-    >>> _exit_code(2), _exit_code(-15)
-    (2, 143)
-    """
-    return 128 - code if code < 0 else code
+        code = -int(error.sigval)
+    else:
+        return 0
+    return 128 - code if code < 0 else code  # as a shell gives that of a signal
 
 
 def recipes(words: Sequence[str]) -> list[str]:

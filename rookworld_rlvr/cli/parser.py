@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import cached_property
@@ -104,21 +103,26 @@ class StrictParser(TrlParser):
         self._faults += [f"command line: {word!r} belongs to no --key" for word in strays]
         configs = [words for key, words in given if key == "config"]
         path = find_recipe(" ".join(configs[-1])) if configs else None
-        values = self._read_yaml(path or self.default_config)
+        default = self._read_yaml(self.default_config)
+        values = self._read_yaml(path)
         on_line: dict[str, Any] = {}
         for key, words in given:
             if key != "config":
                 self._read_option(key, words, on_line, "command line")
         if path is None:
-            values, path = usual(values, on_line), self.default_config
-        elif "output_dir" in self._read_yaml(self.default_config):
+            values = usual(default, on_line)
+        elif "output_dir" in default:
             values.setdefault("output_dir", f"runs/{path.stem}")  # transformers' is trainer_output
-        self.recipe = path.stem if path is not None else ""
+        self.recipe = Path(path or self.default_config or "").stem
         self.values = values | on_line
         for key, register in _OWN.items():  # before other keys name them
             for name in self.values.get(key) or ():
                 self._attempt(register, name)
-        outputs = [self._build(kind) for kind in self.dataclass_types]
+        outputs = []
+        for kind in self.dataclass_types:
+            names = {item.name for item in dataclasses.fields(kind) if item.init}
+            of_kind = {key: value for key, value in self.values.items() if key in names}
+            outputs.append(self._attempt(kind, **of_kind))
         if check is not None:
             self._faults += check(*outputs)
         if self._faults:
@@ -139,14 +143,15 @@ class StrictParser(TrlParser):
         derived: dict[str, Any] = {}
         for group in arguments:
             for item in dataclasses.fields(group):
+                value = _plain(getattr(group, item.name))
+                has_factory = item.default is dataclasses.MISSING
+                usual = item.default_factory() if has_factory else _plain(item.default)  # type: ignore
+                given = self.values.get(item.name)
+                if isinstance(given, str) and given.lstrip()[:1] in ("[", "{"):
+                    given = value  # the text was JSON
                 if item.name in _OF_A_CALL:
                     continue
-                value = _plain(getattr(group, item.name))
-                usual = _plain(_default(item))
                 if item.name in self.values:
-                    given = self.values[item.name]
-                    if isinstance(given, str) and given.lstrip()[:1] in ("[", "{"):
-                        given = value  # the text was JSON
                     (default if given == usual else changed)[item.name] = given
                 elif item.init and _is_plain(value):
                     (default if value == usual else derived)[item.name] = value
@@ -188,12 +193,6 @@ class StrictParser(TrlParser):
             raise ConfigurationError([text]) from error
         if not isinstance(content, dict):
             raise ConfigurationError([f"--config: {path} must be a mapping of keys to values"])
-        variables = content.pop("env", None) or {}
-        if not isinstance(variables, dict):
-            fault = f"{path}: env: {variables!r} must be a mapping of variables to values"
-            raise ConfigurationError([fault])
-        for variable, value in variables.items():
-            os.environ.setdefault(str(variable), str(value))
         values: dict[str, Any] = {}
         for key, value in content.items():
             if str(key) not in self.actions:
@@ -273,11 +272,6 @@ class StrictParser(TrlParser):
     # --------------------------------------------------------------------------------------------
     # Instances
     # --------------------------------------------------------------------------------------------
-    def _build(self, kind: type) -> Any:
-        names = {item.name for item in dataclasses.fields(kind) if item.init}
-        given = {key: value for key, value in self.values.items() if key in names}
-        return self._attempt(kind, **given)
-
     def _attempt(self, make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What a call returns; None if it finds faults, which are noted."""
         try:
@@ -300,12 +294,6 @@ def _items(text: str) -> list[str]:
     except yaml.YAMLError:
         return [text]
     return [*map(str, found)] if isinstance(found, list) else [text]
-
-
-def _default(item: dataclasses.Field[Any]) -> Any:
-    if item.default_factory is not dataclasses.MISSING:
-        return item.default_factory()
-    return item.default
 
 
 def _plain(value: Any) -> Any:

@@ -16,17 +16,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
-from ..common.files import find_recipe, replace_text, shipped
-from ..common.own import own_files
+from ..common.files import replace_text, shipped
 from ..common.settings import Checked, key_faults, setting
 from ..common.stats import Estimate
 from ..common.terminal import cells, printable
@@ -42,7 +37,13 @@ _COMMAND = ("${env}", "${interpreter}", "${program}", "${args}")  # W&B's own de
 _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 
-_RANGES = ("uniform", "int_uniform", "log_uniform_values")
+_RANGES: dict[str, Callable[[random.Random, Any, Any], float]] = {
+    "uniform": random.Random.uniform,
+    "int_uniform": random.Random.randint,
+    "log_uniform_values": lambda rng, low, high: math.exp(
+        rng.uniform(math.log(low), math.log(high))
+    ),
+}
 
 
 Values = Mapping[str, Any]
@@ -105,10 +106,9 @@ class SweepArguments(Checked):
         is_elsewhere = not Path(self.program).is_file() and packaged.is_file()
         return str(packaged) if is_elsewhere else self.program
 
-    @property
-    def folder(self) -> Path:
-        """The folder of the trials."""
-        return Path(self.output_dir or f"runs/{self.name}")
+    def trial_folder(self, number: int) -> Path:
+        """A trial's folder; its log has the same name with ``.log``."""
+        return Path(self.output_dir or f"runs/{self.name}") / f"trial-{number:03}"
 
     def trials(self) -> list[dict[str, Any]]:
         """The parameters of all trials in order; those of a number are the same whatever the count."""
@@ -173,34 +173,30 @@ def _draw(spec: Values, rng: random.Random) -> Any:
     if "min" not in spec:
         return rng.choice(_choices(spec))
     low, high = spec["min"], spec["max"]
-    kind = spec.get("distribution", "int_uniform" if isinstance(low + high, int) else "uniform")
-    if kind == "int_uniform":
-        return rng.randint(low, high)
-    if kind == "uniform":
-        return rng.uniform(low, high)
-    return math.exp(rng.uniform(math.log(low), math.log(high)))
+    usual = "int_uniform" if isinstance(low + high, int) else "uniform"
+    return _RANGES[spec.get("distribution", usual)](rng, low, high)
 
 
 # --------------------------------------------------------------------------------------------------
 # Trials
 # --------------------------------------------------------------------------------------------------
-def run_trial(sweep: SweepArguments, number: int, values: Values) -> dict[str, Any]:
+def run_trial(sweep: SweepArguments, number: int, values: Values, recipe: str) -> dict[str, Any]:
     """Run a trial as its own process, from its last checkpoint if it was interrupted; its record.
 
     Its output goes to a file beside its folder, as does its record once it has a score. A trial with a
-    record is not run again, unless its command, its recipe or a user's file that these name changed.
+    record is not run again, unless its command changed, or its resolved recipe, which has the checksums
+    of the user's files.
     """
     metric: Any = sweep.metric
-    folder = folder_of(sweep, number)
+    folder = sweep.trial_folder(number)
     log, file = folder.with_suffix(".log"), folder.with_suffix(".json")
-    command = sweep.command_of(values, folder)
-    made_of = {"command": command, "files": _files(command)}
+    made_of = {"command": sweep.command_of(values, folder), "recipe": recipe}
     record: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     if {key: record.get(key) for key in made_of} == made_of:
         return record
     folder.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    code = run_child([*command, "--resume_from_checkpoint=auto"], log)
+    code = run_child([*made_of["command"], "--resume_from_checkpoint=auto"], log)
     record = {"trial": folder.name, "parameters": dict(values), **made_of}
     record["minutes"] = (time.monotonic() - started) / 60
     try:
@@ -212,26 +208,6 @@ def run_trial(sweep: SweepArguments, number: int, values: Values) -> dict[str, A
     record |= {"score": score.value, "interval": [score.low, score.high]}
     replace_text(file, json.dumps(record, indent=2) + "\n")
     return record
-
-
-def _files(command: Sequence[str]) -> dict[str, str]:
-    """SHA-256 by path of the recipe that a command names, and of the user's files that both name."""
-    files = dict[str, str]()
-    for before, word in itertools.pairwise(["", *command]):
-        if before == "--config" or word.startswith("--config="):
-            path = find_recipe(word.removeprefix("--config="))
-            files[str(path)] = sha256(path.read_bytes()).hexdigest()
-            files |= own_files(yaml.safe_load(path.read_text(encoding="utf-8")))
-        value: Any = word.partition("=")[2] if word.startswith("--") else word
-        with suppress(ValueError):  # lists and mappings are JSON
-            value = json.loads(value)
-        files |= own_files(value)
-    return files
-
-
-def folder_of(sweep: SweepArguments, number: int) -> Path:
-    """A trial's folder; its log has the same name with ``.log``."""
-    return sweep.folder / f"trial-{number:03}"
 
 
 def read_score(path: Path, metric: str) -> Estimate:
@@ -299,7 +275,8 @@ def ranking(sweep: SweepArguments, records: Sequence[Mapping[str, Any]]) -> str:
         lines += cells(f"{head}{record['minutes']:>9.1f}   ", describe(record["parameters"]))
     lines += [f"failed: {r['trial']}, {outcome(r)}" for r in records if "failure" in r]
     if scored:
-        lines.append(f"best model: {sweep.folder / scored[0]['trial']}, {outcome(scored[0])}")
+        best = sweep.trial_folder(0).with_name(scored[0]["trial"])
+        lines.append(f"best model: {best}, {outcome(scored[0])}")
     return "\n".join(lines)
 
 

@@ -6,7 +6,6 @@ import difflib
 import json
 import os
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +76,7 @@ def cache_folder() -> Path:
 # --------------------------------------------------------------------------------------------------
 def asset_path(name: str) -> str:
     """Path of a packaged file or folder."""
-    return str(Path(str(files("rookworld_rlvr"))) / "assets" / name)
+    return str(Path(__file__).parents[1] / "assets" / name)
 
 
 def read_asset(name: str) -> Any:

@@ -38,18 +38,17 @@ def width(most: int = 100) -> int:
     return min(most, shutil.get_terminal_size((most, 24)).columns)
 
 
-def wrapped(text: str, indent: int = 2, most: int = 100) -> str:
+def wrapped(text: str, indent: int = 2) -> str:
     """A text with its long lines broken between words.
 
     Args:
         text: Lines of any length.
         indent: Of the further lines of a long one, in blanks.
-        most: See `width`.
     """
     further = " " * indent
     return "\n".join(
-        textwrap.fill(line, width(most), subsequent_indent=further, break_on_hyphens=False)
-        if len(line) > width(most)
+        textwrap.fill(line, width(), subsequent_indent=further, break_on_hyphens=False)
+        if len(line) > width()
         else line
         for line in text.splitlines()
     )

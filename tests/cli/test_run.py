@@ -20,7 +20,7 @@ from torch import distributed
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
 from rookworld_rlvr.cli import run
-from rookworld_rlvr.cli.run import Others, run_cli
+from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.errors import RookWorldError
 
 Main = Callable[[Sequence[str]], None]
@@ -125,12 +125,6 @@ def test_a_process_that_does_not_end_by_itself_is_ended(tmp_path: Path) -> None:
     (_, _), (code, said) = fail(tmp_path, [KeyError("planted"), SystemExit(0)], delay=3_600)
     assert code == 1
     assert said.count("process 1 ends, because process 0 failed (KeyError: 'planted')") == 1
-
-
-def test_a_single_process_has_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    assert Others.of_this_run() is None
 
 
 # --------------------------------------------------------------------------------------------------

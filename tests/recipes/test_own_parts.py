@@ -70,8 +70,6 @@ def in_chess(completions, **columns):
 def one(completions, **columns):
     return [1.0]
 
-
-nothing = None
 '''
 
 TASK = '''
@@ -192,18 +190,14 @@ def test_an_exception_is_placed_in_the_user_s_file() -> None:
     [
         ({"name": "my_reward.py:short"}, "no file 'my_reward.py'; did you mean my_rewards.py"),
         ({"name": "my_rewards.py:shrt"}, "my_rewards.py has no 'shrt'; did you mean short"),
-        ({"name": "my_rewards.py:"}, "has no ''"),
         ({"name": "no_such_module:short"}, "no_such_module could not be run: ModuleNotFoundError"),
         ({"name": "no_python.py:short"}, "no_python.py could not be run: SyntaxError"),
         ({"name": "my_rewards.py:fussy"}, "my_rewards.py:fussy takes (text); TRL passes all"),
-        ({"name": "my_rewards.py:nothing"}, "nothing must be a function, but is None"),
         ({"name": "my_rewards.py:short", "lenght": 3}, "no option 'lenght'; did you mean length"),
         (
             {"name": "my_rewards.py:short", "tasks": ["polic"]},
             "not a valid task; did you mean policy",
         ),
-        ({"name": "my_rewards.py:short", "tasks": "policy"}, "is not a list"),
-        ({"name": "short"}, "there is no reward called 'short'"),
     ],
 )
 def test_what_is_wrong_with_a_reward_is_one_sentence(spec: dict[str, str], said: str) -> None:
@@ -316,7 +310,6 @@ def test_a_step_of_a_task_of_one_s_own(folder: Path) -> None:
     ("key", "value", "said"),
     [
         ("tasks_from", "my_task.py:Turm", "my_task.py has no 'Turm'; did you mean Turn"),
-        ("tasks_from", "my_task.py", "my_task.py' has no ':name'; write path/to/file.py:name"),
         ("tasks_from", "my_task.py:Half", "Half does not define parse_answer, score, split"),
         ("tasks_from", "my_task.py:rules", "rules is not a subclass of tasks.task.Task"),
         ("suites_from", "my_task.py:Turn", "is not a subclass of evaluation.suite.Suite"),
