@@ -56,9 +56,12 @@ def remote_code_in(key: str, value: Any) -> bool:
     >>> remote_code_in("model_init_kwargs", {"trust_remote_code": True})
     True
     """
-    if key == _ON_COMMAND_LINE:
-        return value not in (False, "false", None)  # a resolved configuration has the default
-    return _ON_COMMAND_LINE in str(value)
+    is_off = value in (
+        False,
+        "false",
+        None,
+    )  # as in a resolved configuration, which has the default
+    return not is_off and _ON_COMMAND_LINE in f"{key} {value}"
 
 
 class StrictParser(TrlParser):

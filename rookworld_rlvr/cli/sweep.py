@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..common.files import replace_text, shipped
-from ..common.settings import Checked, key_faults, setting
+from ..common.settings import Checked, setting
 from ..common.stats import Estimate
 from ..common.terminal import cells, printable
 from ..tasks.metrics import headlines, training_metrics, unknown_metric
@@ -49,6 +49,16 @@ _RANGES: dict[str, Callable[[random.Random, Any, Any], float]] = {
 Values = Mapping[str, Any]
 
 
+def _metric_faults(metric: Mapping[str, Any], where: str) -> list[str]:
+    if metric.keys() != {"name", "goal"} or metric["goal"] not in ("maximize", "minimize"):
+        return [
+            f"{where}: {metric!r} is not supported; write {{name: eval/overall, goal: maximize}}"
+        ]
+    known = [_PREFIX + name for name in training_metrics()]
+    name = metric["name"]
+    return [] if name in known else [f"{where}: {unknown_metric(name, known, _PREFIX)}"]
+
+
 @dataclass
 class SweepArguments(Checked):
     """The keys of a sweep file, and of the command."""
@@ -60,8 +70,10 @@ class SweepArguments(Checked):
     method: Literal["grid", "random"] = setting(
         "random", "How parameters are drawn: `grid` tries every combination of `values`."
     )
-    metric: dict[str, Any] | str | None = setting(
-        None, "A held-out metric of the best checkpoint, `{name: eval/overall, goal: maximize}`."
+    metric: dict[str, Any] | str = setting(
+        lambda: {"name": "eval/overall", "goal": "maximize"},
+        "A held-out metric of the best checkpoint, and whether to `maximize` or to `minimize` it.",
+        check=_metric_faults,
     )
     parameters: dict[str, Any] | str | None = setting(
         None,
@@ -84,7 +96,7 @@ class SweepArguments(Checked):
 
     def faults(self) -> list[str]:
         """What no key shows alone, one sentence each."""
-        faults = [] if key_faults(self, "metric") else _metric_faults(self.metric)
+        faults = []
         if self.method == "random" and self.count is None:
             faults.append("count: missing; a random sweep needs a number of trials")
         if not isinstance(self.parameters, Mapping) or not self.parameters:
@@ -138,29 +150,15 @@ class SweepArguments(Checked):
 # --------------------------------------------------------------------------------------------------
 # W&B's format
 # --------------------------------------------------------------------------------------------------
-def _metric_faults(metric: Any) -> list[str]:
-    goals = ("maximize", "minimize")
-    is_known = isinstance(metric, Mapping) and metric.keys() == {"name", "goal"}
-    if not is_known or metric["goal"] not in goals:
-        return [
-            f"metric: {metric!r} is not supported; write {{name: eval/overall, goal: maximize}}"
-        ]
-    known = [_PREFIX + name for name in training_metrics()]
-    name = metric["name"]
-    return [] if name in known else [f"metric: {unknown_metric(name, known, _PREFIX)}"]
-
-
 def _is_supported(spec: Any, method: str) -> bool:
-    keys = spec.keys() - {"distribution"} if isinstance(spec, Mapping) else set()
-    if keys == {"min", "max"} and method != "grid":
+    keys = spec.keys() if isinstance(spec, Mapping) else set()
+    if keys - {"distribution"} == {"min", "max"} and method != "grid":
         kind, ends = spec.get("distribution", "uniform"), [spec["min"], spec["max"]]
         types = {int} if kind == "int_uniform" else {int, float}
         are_numbers = set(map(type, ends)) <= types and ends == sorted(ends)
         return kind in _RANGES and are_numbers and (ends[0] > 0 or not kind.startswith("log"))
-    if keys == {"value"}:
-        return spec.get("distribution", "constant") == "constant"
-    is_list = keys == {"values"} and isinstance(spec["values"], list) and spec["values"]
-    return bool(is_list) and spec.get("distribution", "categorical") == "categorical"
+    is_list = keys == {"values"} and isinstance(spec["values"], list) and bool(spec["values"])
+    return is_list or keys == {"value"}
 
 
 def _choices(spec: Values) -> list[Any]:

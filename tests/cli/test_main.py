@@ -80,8 +80,6 @@ def test_several_processes_are_launched() -> None:
     words = ["--accelerate_config=fsdp2", "--max_steps=3", "--num_processes", "8"]
     options = ["--config_file", fsdp2, "--num_processes", "8"]
     assert command_line("grpo", words) == (options, [script, "--max_steps", "3"])
-    mine = str(REPOSITORY / "accelerate_configs" / "cpu.yaml")
-    assert command_line("sft", ["--accelerate_config", mine])[0] == ["--config_file", mine]
     usual, _ = command_line("grpo", ["--num_processes", "2"])
     assert Path(usual[1]).stem in ("cpu", "multi_gpu"), "what this machine has"
 
