@@ -56,12 +56,8 @@ def remote_code_in(key: str, value: Any) -> bool:
     >>> remote_code_in("model_init_kwargs", {"trust_remote_code": True})
     True
     """
-    is_off = value in (
-        False,
-        "false",
-        None,
-    )  # as in a resolved configuration, which has the default
-    return not is_off and _ON_COMMAND_LINE in f"{key} {value}"
+    # A resolved configuration has the default, which is off.
+    return value not in (False, "false", None) and _ON_COMMAND_LINE in f"{key} {value}"
 
 
 class StrictParser(TrlParser):
