@@ -27,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 
 from rookworld_rlvr.cli.run import run_cli
-from rookworld_rlvr.common.hashing import draw
+from rookworld_rlvr.common.stats import draw
 from rookworld_rlvr.data.judge_pairs import with_fen_field
 from rookworld_rlvr.data.loading import is_first_ply
 from rookworld_rlvr.tasks import rules

@@ -20,7 +20,7 @@ from datasets import Dataset, disable_progress_bars
 from transformers import GPT2Config, GPT2LMHeadModel, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from rookworld_rlvr.common.hashing import draw
+from rookworld_rlvr.common.stats import draw
 from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.models import gpt2, loading
 from rookworld_rlvr.rewards.registry import get_reward_funcs

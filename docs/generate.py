@@ -19,8 +19,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from rookworld_rlvr.cli.commands import SCRIPTS
 from rookworld_rlvr.cli.main import first_comment
+from rookworld_rlvr.cli.run import SCRIPTS
 from rookworld_rlvr.cli.words import words
 from rookworld_rlvr.common.settings import BOUNDS, Bounds, kinds
 from rookworld_rlvr.evaluation.registry import SUITE_HEADLINES, suite_class

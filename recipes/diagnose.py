@@ -10,7 +10,7 @@ Exit code: 0; 1 if a finding says that a run should not start with this recipe; 
 
 from __future__ import annotations
 
-import rookworld_rlvr.common.threads  # noqa: F401  # before torch is loaded
+import rookworld_rlvr.common.machine  # noqa: F401  # before torch is loaded
 
 # isort: split
 from collections.abc import Sequence

@@ -11,7 +11,7 @@ rookworld evaluate --model_name_or_path runs/grpo_nano --suites versus_model \
 
 from __future__ import annotations
 
-import rookworld_rlvr.common.threads  # noqa: F401  # before torch is loaded
+import rookworld_rlvr.common.machine  # noqa: F401  # before torch is loaded
 
 # isort: split
 from collections.abc import Sequence

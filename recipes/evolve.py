@@ -6,7 +6,7 @@ rookworld evolve --model_name_or_path runs/grpo_nano --rounds 5   # goes on, als
 
 from __future__ import annotations
 
-import rookworld_rlvr.common.threads  # noqa: F401  # before torch is loaded
+import rookworld_rlvr.common.machine  # noqa: F401  # before torch is loaded
 
 # isort: split
 import signal

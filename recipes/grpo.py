@@ -8,7 +8,7 @@ rookworld grpo --dry_run                            # look, do not train
 
 from __future__ import annotations
 
-from rookworld_rlvr.common.threads import use_idle_cores  # before torch is loaded
+from rookworld_rlvr.common.machine import use_idle_cores  # before torch is loaded
 
 # isort: split
 import time
@@ -22,7 +22,6 @@ from transformers import TrainerCallback
 from trl import ModelConfig, get_peft_config
 
 from rookworld_rlvr.cli.checks import check_recipe, require_suites
-from rookworld_rlvr.cli.commands import next_commands
 from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.files import write_json
@@ -267,7 +266,9 @@ def main(argv: Sequence[str]) -> None:
             report = page(read_runs([str(output_dir)]))
             (output_dir / REPORT).write_text(report, "utf-8", errors="backslashreplace")
             print(push(repository, output_dir, training_args), end="\n\n")
-        print(next_commands(output_dir, model_args.model_name_or_path, given=parser.values))
+        from rookworld_rlvr.cli.words import next_commands
+
+        print(next_commands(output_dir, model_args.model_name_or_path, parser.values))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ rookworld sft --dry_run                       # look, do not train
 
 from __future__ import annotations
 
-from rookworld_rlvr.common.threads import use_idle_cores  # before torch is loaded
+from rookworld_rlvr.common.machine import use_idle_cores  # before torch is loaded
 
 # isort: split
 import time
@@ -19,9 +19,9 @@ from accelerate import PartialState
 from trl import ModelConfig, SFTTrainer, get_peft_config
 
 from rookworld_rlvr.cli.checks import check_sft_recipe
-from rookworld_rlvr.cli.commands import next_commands
 from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser
 from rookworld_rlvr.cli.run import run_cli
+from rookworld_rlvr.cli.words import next_commands
 from rookworld_rlvr.common.progress import Progress
 from rookworld_rlvr.common.terminal import keep_log, wrapped
 from rookworld_rlvr.data.loading import DataArguments, load_data, require_answers
@@ -172,7 +172,7 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
         if repository is not None:
             print(push(repository, output_dir, sft_args))
         keys = {**parser.values, "max_completion_length": str(answer_tokens)}
-        following = next_commands(output_dir, run.base, "sft", keys)
+        following = next_commands(output_dir, run.base, keys, "sft")
         print(f"\nmodel: {output_dir}\n\n{following}")
     return output_dir
 

@@ -23,7 +23,6 @@ from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.cli.sweep import (
     SweepArguments,
     describe,
-    folder_of,
     outcome,
     ranking,
     run_trial,
@@ -41,7 +40,7 @@ def main(argv: Sequence[str]) -> None:
     ################
     (sweep,) = StrictParser(GROUPS, RECIPE).parse_strictly(argv)
     trials = sweep.trials()
-    check_trials(sweep, trials)
+    recipes = check_trials(sweep, trials)
 
     ################
     # Trials
@@ -49,11 +48,11 @@ def main(argv: Sequence[str]) -> None:
     for word in (signal.SIGINT, signal.SIGTERM):  # the trial ends too
         signal.signal(word, stop)
     records = []
-    for number, values in enumerate(trials):
+    for number, (values, recipe) in enumerate(zip(trials, recipes, strict=True)):
         lines = cells(f"trial {number + 1} of {len(trials)}: ", describe(values))
-        log = folder_of(sweep, number).with_suffix(".log")
+        log = sweep.trial_folder(number).with_suffix(".log")
         print("\n".join([*lines, f"    log: {log}"]), flush=True)
-        records.append(run_trial(sweep, number, values))
+        records.append(run_trial(sweep, number, values, recipe))
         minutes = records[-1]["minutes"]
         print(f"    {outcome(records[-1])} ({minutes:.1f} minutes)", flush=True)
 
@@ -69,26 +68,28 @@ def stop(number: int, _: object) -> None:
     sys.exit(128 + number)
 
 
-def check_trials(sweep: SweepArguments, trials: Sequence[dict[str, Any]]) -> None:
-    """Check every trial's keys before any is run.
+def check_trials(sweep: SweepArguments, trials: Sequence[dict[str, Any]]) -> list[str]:
+    """Check every trial's keys before any is run; returns their resolved recipes.
 
     Raises:
         ConfigurationError: With the faults of all trials, each once.
     """
     faults: dict[str, None] = {}
+    recipes = []
     for values in trials:
         parser = StrictParser(grpo.GROUPS, grpo.RECIPE)
-        words = sweep.command_of(values, sweep.folder / "trial")
+        words = sweep.command_of(values, sweep.trial_folder(0).with_name("trial"))
         if str(sweep.script) not in words or Path(sweep.script).name != "grpo.py":
             raise ConfigurationError(["command: ${program} must be in it, and program grpo.py"])
         try:  # a dry run asks no Hub
             words = [*words[words.index(sweep.script) + 1 :], "--dry_run"]
-            parser.parse_strictly(words, check_recipe)
+            recipes.append(parser.resolved(*parser.parse_strictly(words, check_recipe)))
         except ConfigurationError as error:
             said = (fault.replace("command line: ", "parameters: ") for fault in error.faults)
             faults |= dict.fromkeys(said)
     if faults:
         raise ConfigurationError(list(faults))
+    return recipes
 
 
 if __name__ == "__main__":

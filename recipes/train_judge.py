@@ -6,7 +6,7 @@ rookworld judge --dry_run                         # look, do not train
 
 from __future__ import annotations
 
-from rookworld_rlvr.common.threads import use_idle_cores  # before torch is loaded
+from rookworld_rlvr.common.machine import use_idle_cores  # before torch is loaded
 
 # isort: split
 import time

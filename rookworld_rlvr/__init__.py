@@ -11,12 +11,12 @@ import os
 import sys
 from typing import Any
 
-from .common import ctrl_c
+from .common import terminal
 
 __version__ = "0.2.0.dev0"
 
-if os.environ.pop(ctrl_c.VARIABLE, "") or os.path.basename(*sys.argv[:1] or [""]) == "rookworld":
-    ctrl_c.watch()
+if os.environ.pop(terminal.STARTS, "") or os.path.basename(*sys.argv[:1] or [""]) == "rookworld":
+    terminal.watch_ctrl_c()
 
 
 def __getattr__(name: str) -> Any:

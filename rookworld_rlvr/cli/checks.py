@@ -6,7 +6,7 @@ A check takes the instances of its script's `GROUPS`; a dataclass with faults of
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,18 +76,6 @@ def check_model_arguments(args: ModelConfig) -> list[str]:
     return faults
 
 
-def _unjudged(rewards: Any, tasks: Sequence[str]) -> list[str]:
-    if rewards is None:  # a script gives functions instead
-        return check_reward_specs(None)
-    judged = tasks_of(rewards)
-    return [
-        f"rewards: there is no reward for the task {task!r}; add {task}_{TASKS[task].rewards[0]}, or "
-        "leave the task out of `tasks`"
-        for task in tasks
-        if task not in judged
-    ]
-
-
 def check_recipe(*groups: Any) -> list[str]:
     """Faults of a recipe for GRPO, from several dataclasses together.
 
@@ -99,12 +87,17 @@ def check_recipe(*groups: Any) -> list[str]:
         faults += check_model_arguments(model_args)
     if training_args is None:
         return faults
-    tasks, suites = TASKS.keys(), SUITE_HEADLINES.keys()
-    if suite_args is not None:
-        suites = suite_args.suites
-    if data_args is not None:
-        tasks = data_args.tasks
-        faults += _unjudged(training_args.rewards, tasks)
+    if training_args.rewards is None:  # a script gives functions instead
+        return faults + check_reward_specs(None)
+    judged = tasks_of(training_args.rewards)
+    tasks = TASKS.keys() if data_args is None else data_args.tasks
+    suites = SUITE_HEADLINES.keys() if suite_args is None else suite_args.suites
+    faults += [
+        f"rewards: there is no reward for the task {task!r}; add {task}_{TASKS[task].rewards[0]}, or "
+        "leave the task out of `tasks`"
+        for task in ([] if data_args is None else tasks)
+        if task not in judged
+    ]
     not_run = [SUITE_HEADLINES[name] for name in SUITE_HEADLINES.keys() - set(suites)]
     return faults + [
         f"{key}: {metric!r} is not measured; add its task to `tasks`, or its suite to `suites`"

@@ -46,11 +46,15 @@ def dry_run_text(
             )
             rows = list(islice(known, ROWS_SHOWN))
             batch = [(row, *answer) for row in rows for answer in _answers(task, row, rows)]
-            scored = zip(batch, _rewards(batch, funcs, runner, seen), strict=True)
-            for at, ((row, kind, text), cell) in enumerate(scored):
+            rewards = _rewards(batch, funcs, runner) if batch else {}
+            for at, (row, kind, text) in enumerate(batch):
+                numbers = {func: given[at] for func, given in rewards.items()}
+                cell = "  ".join(f"{f} {x:.3f}" for f, x in numbers.items() if x is not None)
                 if kind == KINDS[0]:
                     lines += ["", f"{name} row {1 + at // len(KINDS)}: {row['prompt']!r}"]
                 lines += [f"  {kind:<10} {text!r}", f"{'':13}{cell or 'no reward applies'}"]
+            for func, given in rewards.items():
+                seen[func] += [number for number in given if number is not None]
     return "\n".join([*lines, *(f"\n{wrapped(warning)}" for warning in _constant(seen))])
 
 
@@ -68,11 +72,8 @@ def _rewards(
     batch: Sequence[tuple[Mapping[str, Any], str, str]],
     funcs: Sequence[RewardFunc],
     runner: asyncio.Runner,
-    seen: Mapping[str, list[float]],
-) -> list[str]:
-    """What the rewards give for each answer of a batch; the numbers are added to `seen`."""
-    if not batch:
-        return []
+) -> dict[str, list[float | None]]:
+    """What the rewards give for each answer of a batch, by name."""
     rows, _, texts = zip(*batch, strict=True)
     columns = {
         key: [row[key] for row in rows] for key in rows[0] if key not in ("prompt", "completion")
@@ -82,24 +83,22 @@ def _rewards(
         "log_metric": lambda name, value: None,
         "log_extra": lambda column, values: None,
     }
-    cells: list[list[str]] = [[] for _ in batch]
+    rewards = {}
     for func in funcs:
         with placed_errors(func.__name__):
-            found = func(
+            values = func(
                 prompts=[row["prompt"] for row in rows],
                 completions=list(texts),
                 **columns,
                 **of_trainer,
             )
-            values = runner.run(found) if inspect.iscoroutine(found) else found
-        numbers = checked(func.__name__, values, len(batch))
-        for cell, number in zip(cells, numbers, strict=True):
+            values = runner.run(values) if inspect.iscoroutine(values) else values
+        rewards[func.__name__] = numbers = list[float | None]()
+        for number in checked(func.__name__, values, len(batch)):
             if isinstance(number, RookWorldError):
                 raise number
-            if number is not None:
-                cell.append(f"{func.__name__} {number:.3f}")
-                seen[func.__name__].append(number)
-    return list(map("  ".join, cells))
+            numbers.append(number)
+    return rewards
 
 
 def _constant(seen: Mapping[str, list[float]]) -> Iterator[str]:

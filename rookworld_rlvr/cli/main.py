@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import yaml
 
 from .. import __version__
-from ..common import (
-    ctrl_c,
-    threads,  # noqa: F401  # for what it starts: before torch is loaded
-)
+from ..common import machine  # noqa: F401  # for what it starts: before torch is loaded
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
-from ..common.shipped import shipped, shipped_names
-from ..common.terminal import show, width, wrapped
+from ..common.files import find_recipe, shipped, shipped_names
+from ..common.terminal import STARTS, hand_over_ctrl_c, show, width, wrapped
 from ..evaluation.registry import ORACLE, RANDOM_MOVER
 from ..models.loading import check_model_name
-from .commands import MODULES, SCRIPTS
-from .words import check_keys, first_line, options
+from .run import MODULES, SCRIPTS, options, usual
+from .words import named_here, words
 
 LAUNCHER = (
     *("accelerate_config", "num_processes"),
@@ -38,25 +37,25 @@ LAUNCHER = (
 
 def main() -> NoReturn:
     """Run a command; for bad input, print one message and exit with code 2."""
-    command, *words = sys.argv[1:] or ["--help"]
+    command, *line = sys.argv[1:] or ["--help"]
     try:
         if command in ("-h", "--help", "help"):
             show(usage())
         elif command in ("-V", "--version"):
             show(f"rookworld-rlvr {__version__}")
         elif command == "recipes":
-            show("\n".join(recipes(words)))
+            show("\n".join(recipes(line)))
         elif command in SCRIPTS:
-            launcher, line = command_line(SCRIPTS[command], words)
+            launcher, line = command_line(SCRIPTS[command], line)
             start(command, line)
             if launcher:
-                os.environ[ctrl_c.VARIABLE] = "1"
+                os.environ[STARTS] = "1"
                 raise SystemExit(launch([*launcher, *line]))
-            ctrl_c.hand_over()
+            hand_over_ctrl_c()
             os.execv(sys.executable, [sys.executable, *line])  # the script replaces this process
         elif command in MODULES:
             # -P: otherwise a chess.py in the working folder would hide python-chess
-            os.execv(sys.executable, [sys.executable, "-P", "-m", MODULES[command], *words])
+            os.execv(sys.executable, [sys.executable, "-P", "-m", MODULES[command], *line])
         else:
             close = close_matches(command, [*SCRIPTS, *MODULES, "recipes"])
             raise ConfigurationError([f"{command!r} is not a command{close}; see rookworld --help"])
@@ -83,30 +82,70 @@ def start(command: str, line: Sequence[str]) -> None:
             print(wrapped(f"rookworld {command}: {said}"), flush=True)
 
 
+def check_keys(given: Mapping[str, Sequence[str]]) -> None:
+    """Refuse keys that no dataclass declares, by the text of the files that declare any.
+
+    Those of the recipe that is given are looked at, too.
+
+    Raises:
+        ConfigurationError: With these keys.
+    """
+    libraries = [Path(find_spec(name).origin).parent for name in ("trl", "transformers")]  # type: ignore
+    package, recipes = Path(__file__).parents[1], find_recipe("grpo_nano").parent
+    configs = libraries[0].glob("trainer/*_config.py"), [libraries[1] / "training_args.py"]
+    files = chain(package.rglob("*.py"), recipes.glob("*.py"), *configs)
+    text = "\n".join(file.read_text("utf-8") for file in files)
+    known = {"config", *re.findall(r"^    ([a-z]\w*): .*=", text, re.M)}
+    file = find_recipe(given["config"][-1]) if given.get("config") else None
+    where = dict.fromkeys(_content(file) if file else (), str(file))
+    where |= dict.fromkeys(given, "command line")
+    if unknown := [key for key in where if str(key).removeprefix("no_") not in known]:
+        raise ConfigurationError(
+            [f"{where[key]}: unknown key {key!r}{named_here(str(key), known)}" for key in unknown]
+        )
+
+
+def _content(file: Path) -> dict[str, Any]:
+    """A recipe's keys; none if it cannot be read, of which the parser says more."""
+    try:
+        content = yaml.safe_load(file.read_text("utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def first_line(script: Path, given: Mapping[str, Sequence[str]]) -> str:
+    """The recipe that a command is about to use, and its folder; empty if it has no usual recipe."""
+    default = re.search(r"^RECIPE = .*\"(.*\.yaml)\"", script.read_text("utf-8"), re.M)
+    if default is None:
+        return ""
+    line = {key: values[-1] for key, values in given.items() if values}
+    file = find_recipe(line["config"]) if "config" in line else script.with_name(default[1])
+    content = _content(file)
+    recipe = content if "config" in line else usual(content, line)
+    what = f"recipe {file}" if "config" in line else f"recipe {file.stem}, as no --config is given"
+    if recipe.get("learning_rate") != content.get("learning_rate"):
+        model = line.get("model_name_or_path", recipe.get("model_name_or_path"))
+        what = f"no --config is given, so {model} is trained with TRL's defaults"
+    name = recipe.get("name", "sweep") if script.stem == "sweep" else file.stem
+    folder = line.get("output_dir") or recipe.get("output_dir", f"runs/{name}")
+    return what if script.stem == "diagnose" else f"{what}; output in {folder}"
+
+
 def usage() -> str:
     """The commands, one per line, each with the first sentence of its script."""
     files = {name: shipped("recipes") / f"{script}.py" for name, script in SCRIPTS.items()}
     files |= {name: Path(__file__).parents[1] / "inference" / f"{name}.py" for name in MODULES}
-    lines = [_entry(f"  {name:<10} ", _first_sentence(path)) for name, path in files.items()]
-    more = (
-        "rookworld COMMAND --help describes the keys of a command; "
-        "rookworld --version gives the version.",
-        "To run it on several processes, add --num_processes N, --accelerate_config NAME, or both; "
-        f"NAME is a file or one of {', '.join(shipped_names('accelerate_configs'))}.",
-        "On several machines, run the command on each, with --num_machines, --machine_rank from 0, and "
-        "the --main_process_ip and --main_process_port of rank 0; --num_processes counts all.",
-    )
+    lines = {name: _first_sentence(path) for name, path in files.items()}
+    lines["recipes"] = "List the packaged recipes, or copy one: recipes copy NAME [FOLDER]."
+    more = words()["usage"].format(configs=", ".join(shipped_names("accelerate_configs")))
     return "\n".join(
         [
             "rookworld COMMAND [--config RECIPE] [--key value ...]",
             "",
-            *lines,
-            _entry(
-                "  recipes    ",
-                "List the packaged recipes, or copy one: recipes copy NAME [FOLDER].",
-            ),
+            *(_entry(f"  {name:<10} ", text) for name, text in lines.items()),
             "",
-            wrapped("\n".join(more), 0),
+            wrapped(more, 0),
         ]
     )
 
@@ -145,17 +184,13 @@ def _of_machines(file: Path, given: Mapping[str, str]) -> list[str]:
         known = {**yaml.safe_load(file.read_text("utf-8")), **given}
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         said = " ".join(str(error).split())
-        raise ConfigurationError(
-            [f"--accelerate_config: {file} cannot be read ({said})"]
-        ) from error
+        fault = f"--accelerate_config: {file} cannot be read ({said})"
+        raise ConfigurationError([fault]) from error
     if str(known.get("num_machines", 1)) == "1":
         return []
-    needed = {
-        "machine_rank": given.get("machine_rank"),
-        "main_process_ip": known.get("main_process_ip"),
-        "main_process_port": known.get("main_process_port") or None,
-    }
-    if missing := [key for key, value in needed.items() if value is None]:
+    known["machine_rank"] = given.get("machine_rank")  # the file's is one machine's
+    needed = ("machine_rank", "main_process_ip", "main_process_port")
+    if missing := [key for key in needed if known.get(key) in (None, 0)]:
         why = "missing; on several machines give each its machine_rank, from 0, and the address and a "
         raise ConfigurationError([f"--{key}: {why}free port of rank 0" for key in missing])
     return ["--same_network"]
@@ -179,21 +214,14 @@ def launch(words: Sequence[str]) -> int:
     try:
         launch_command(launch_command_parser().parse_args(list(words)))
     except ChildFailedError as error:
-        return _exit_code(error.get_first_failure()[1].exitcode)
+        code = error.get_first_failure()[1].exitcode
     except subprocess.CalledProcessError as error:
-        return _exit_code(error.returncode)
+        code = error.returncode
     except SignalException as error:
-        return 128 + int(error.sigval)
-    return 0
-
-
-def _exit_code(code: int) -> int:
-    """The exit code of a process; if a signal ended it, as a shell gives it.
-
-    >>> _exit_code(2), _exit_code(-15)
-    (2, 143)
-    """
-    return 128 - code if code < 0 else code
+        code = -int(error.sigval)
+    else:
+        return 0
+    return 128 - code if code < 0 else code  # as a shell gives that of a signal
 
 
 def recipes(words: Sequence[str]) -> list[str]:

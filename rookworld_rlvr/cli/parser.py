@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import cached_property
@@ -17,35 +16,18 @@ import yaml
 from trl import TrlParser
 
 from ..common.errors import ConfigurationError
+from ..common.files import find_recipe
 from ..common.own import own_files
 from ..common.settings import Bounds, kinds
-from ..common.shipped import find_recipe
-from ..common.terminal import show, width, wrapped
+from ..common.terminal import show
+from ..evaluation.registry import register_own_suite
 from ..tasks.registry import register_own
-from .commands import command_name
-from .words import named_here, options, usual
+from .run import command_name, options, usual
 
-
-def _register_suite(name: str) -> None:
-    from ..evaluation.registry import register_own_suite  # with torch, which takes seconds
-
-    register_own_suite(name)
-
-
-_OWN = {"tasks_from": register_own, "suites_from": _register_suite}
+_OWN = {"tasks_from": register_own, "suites_from": register_own_suite}
 
 
 _ON_COMMAND_LINE = "trust_remote_code"  # a recipe from somebody else must not be able to set it
-
-
-_FIRST = """
-    model_name_or_path dataset_name output_dir rewards tasks learning_rate max_steps
-    per_device_train_batch_size num_generations max_completion_length beta temperature bf16 seed
-    eval_steps save_steps report_to resume_from_checkpoint dry_run
-""".split()  # in the help of a command with more than `_FEW` keys
-
-
-_FEW = 60
 
 
 DEFAULTS = "# The defaults."  # where a resolved configuration begins to be long
@@ -74,9 +56,8 @@ def remote_code_in(key: str, value: Any) -> bool:
     >>> remote_code_in("model_init_kwargs", {"trust_remote_code": True})
     True
     """
-    if key == _ON_COMMAND_LINE:
-        return value not in (False, "false", None)  # a resolved configuration has the default
-    return _ON_COMMAND_LINE in str(value)
+    # A resolved configuration has the default, which is off.
+    return value not in (False, "false", None) and _ON_COMMAND_LINE in f"{key} {value}"
 
 
 class StrictParser(TrlParser):
@@ -110,75 +91,42 @@ class StrictParser(TrlParser):
             ConfigurationError: With all faults: unknown keys, values of the wrong type, and those that
                 the dataclasses report. If the recipe cannot be read, that is the only fault.
         """
-        if "--help" in argv or "-h" in argv:
-            asked = argv[next(at for at, word in enumerate(argv) if word in ("--help", "-h")) + 1 :]
-            show(self.own_help([word.lstrip("-").replace("-", "_") for word in asked]))
+        if asked := [at for at, word in enumerate(argv, 1) if word in ("--help", "-h")]:
+            from .words import help_text
+
+            keys = [word.lstrip("-").replace("-", "_") for word in argv[asked[0] :]]
+            show(help_text(self.prog, self.actions, self.dataclass_types, keys))
             raise SystemExit(0)
         self._faults = []
         (_, strays), *given = options(argv)
         self._faults += [f"command line: {word!r} belongs to no --key" for word in strays]
         configs = [words for key, words in given if key == "config"]
         path = find_recipe(" ".join(configs[-1])) if configs else None
-        values = self._read_yaml(path or self.default_config)
+        default = self._read_yaml(self.default_config)
+        values = self._read_yaml(path)
         on_line: dict[str, Any] = {}
         for key, words in given:
             if key != "config":
                 self._read_option(key, words, on_line, "command line")
         if path is None:
-            values, path = usual(values, on_line), self.default_config
-        elif "output_dir" in self._read_yaml(self.default_config):
+            values = usual(default, on_line)
+        elif "output_dir" in default:
             values.setdefault("output_dir", f"runs/{path.stem}")  # transformers' is trainer_output
-        self.recipe = path.stem if path is not None else ""
+        self.recipe = Path(path or self.default_config or "").stem
         self.values = values | on_line
         for key, register in _OWN.items():  # before other keys name them
             for name in self.values.get(key) or ():
                 self._attempt(register, name)
-        outputs = [self._build(kind) for kind in self.dataclass_types]
+        outputs = []
+        for kind in self.dataclass_types:
+            names = {item.name for item in dataclasses.fields(kind) if item.init}
+            of_kind = {key: value for key, value in self.values.items() if key in names}
+            outputs.append(self._attempt(kind, **of_kind))
         if check is not None:
             self._faults += check(*outputs)
         if self._faults:
             raise ConfigurationError(self._faults)
         return tuple(outputs)
-
-    def own_help(self, keys: Sequence[str] = ()) -> str:
-        """The text of ``--help``: the keys that people turn, then this package's by topic.
-
-        Args:
-            keys: Describe only these.
-
-        Raises:
-            ConfigurationError: One of them does not exist.
-        """
-        known = self._actions_by_key
-        unknown = [f"--help: {self._unknown(key)}" for key in keys if key not in known]
-        if unknown:
-            raise ConfigurationError(unknown)
-        if keys:
-            return "\n".join(map(self._help_of, keys))
-        is_short = len(known) <= _FEW
-        shown = [] if is_short else [key for key in _FIRST if key in known]
-        lines = [f"{self.prog} [--config RECIPE] [--key value ...]"]
-        if shown:
-            lines += ["", "The keys that are set most often.", *map(self._help_of, shown)]
-        for owner in chain(*(reversed(kind.__mro__) for kind in self.dataclass_types)):
-            names = [key for key in vars(owner).get("__annotations__", ()) if key in known]
-            names = [key for key in names if key not in shown]
-            if not names or owner.__module__.startswith(("trl.", "transformers.")):
-                continue
-            shown += names
-            lines += ["", " ".join((owner.__doc__ or "").split("\n\n")[0].split())]
-            lines += map(self._help_of, names) if is_short else [f"  {', '.join(names)}"]
-        return wrapped("\n".join([*lines, "", "--help KEY describes one key, TRL's too."]))
-
-    def _help_of(self, key: str) -> str:
-        """A key with its default and its description, on one line if they fit."""
-        action = self._actions_by_key[key]
-        choices = f" {action.metavar}" if isinstance(action.metavar, str) else ""
-        has_default = action.default not in (None, argparse.SUPPRESS, [], "")
-        head = f"  --{key}{choices}" + (f" ({action.default})" if has_default else "")
-        text = " ".join((action.help or "").replace("%%", "%").split())
-        line = f"{head}  {text}"
-        return line if len(line) <= width() else "\n".join([head, wrapped(f"      {text}", 6)])
 
     def resolved(self, *arguments: Any) -> str:
         """A recipe that gives the same run: first what differs from the defaults, then the defaults.
@@ -194,14 +142,15 @@ class StrictParser(TrlParser):
         derived: dict[str, Any] = {}
         for group in arguments:
             for item in dataclasses.fields(group):
+                value = _plain(getattr(group, item.name))
+                has_factory = item.default is dataclasses.MISSING
+                usual = item.default_factory() if has_factory else _plain(item.default)  # type: ignore
+                given = self.values.get(item.name)
+                if isinstance(given, str) and given.lstrip()[:1] in ("[", "{"):
+                    given = value  # the text was JSON
                 if item.name in _OF_A_CALL:
                     continue
-                value = _plain(getattr(group, item.name))
-                usual = _plain(_default(item))
                 if item.name in self.values:
-                    given = self.values[item.name]
-                    if isinstance(given, str) and given.lstrip()[:1] in ("[", "{"):
-                        given = value  # the text was JSON
                     (default if given == usual else changed)[item.name] = given
                 elif item.init and _is_plain(value):
                     (default if value == usual else derived)[item.name] = value
@@ -243,15 +192,9 @@ class StrictParser(TrlParser):
             raise ConfigurationError([text]) from error
         if not isinstance(content, dict):
             raise ConfigurationError([f"--config: {path} must be a mapping of keys to values"])
-        variables = content.pop("env", None) or {}
-        if not isinstance(variables, dict):
-            fault = f"{path}: env: {variables!r} must be a mapping of variables to values"
-            raise ConfigurationError([fault])
-        for variable, value in variables.items():
-            os.environ.setdefault(str(variable), str(value))
         values: dict[str, Any] = {}
         for key, value in content.items():
-            if str(key) not in self._actions_by_key:
+            if str(key) not in self.actions:
                 self._faults.append(f"{path}: {self._unknown(str(key))}")
             elif remote_code_in(key, value):
                 self._faults.append(
@@ -306,10 +249,13 @@ class StrictParser(TrlParser):
         values[action.dest] = value
 
     def _unknown(self, key: str) -> str:
-        return f"unknown key {key!r}{named_here(key, self._actions_by_key)}"
+        from .words import named_here
+
+        return f"unknown key {key!r}{named_here(key, self.actions)}"
 
     @cached_property
-    def _actions_by_key(self) -> dict[str, argparse.Action]:
+    def actions(self) -> dict[str, argparse.Action]:
+        """Argparse's actions by key."""
         return {action.dest: action for action in reversed(self._actions) if action.dest != "help"}
 
     def _forms(self, key: str) -> set[Any]:
@@ -325,11 +271,6 @@ class StrictParser(TrlParser):
     # --------------------------------------------------------------------------------------------
     # Instances
     # --------------------------------------------------------------------------------------------
-    def _build(self, kind: type) -> Any:
-        names = {item.name for item in dataclasses.fields(kind) if item.init}
-        given = {key: value for key, value in self.values.items() if key in names}
-        return self._attempt(kind, **given)
-
     def _attempt(self, make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What a call returns; None if it finds faults, which are noted."""
         try:
@@ -352,12 +293,6 @@ def _items(text: str) -> list[str]:
     except yaml.YAMLError:
         return [text]
     return [*map(str, found)] if isinstance(found, list) else [text]
-
-
-def _default(item: dataclasses.Field[Any]) -> Any:
-    if item.default_factory is not dataclasses.MISSING:
-        return item.default_factory()
-    return item.default
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How a script runs and ends: its devices, one message for bad input, the other processes of a run."""
+"""How a script is called, runs and ends: its command, its devices, one message for bad input."""
 
 from __future__ import annotations
 
@@ -12,14 +12,37 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NoReturn
 
-from ..common import ctrl_c
 from ..common.errors import RookWorldError, is_disk_full, is_out_of_memory
-from ..common.terminal import printable
-from .commands import command_name
+from ..common.terminal import printable, unwatch_ctrl_c
+from ..models.loading import PACKAGED_MODEL
+
+SCRIPTS = {
+    "grpo": "grpo",
+    "sft": "sft",
+    "diagnose": "diagnose",
+    "evaluate": "evaluate",
+    "report": "report",
+    "audit": "audit_data",
+    "prepare": "prepare_data",
+    "judge": "train_judge",
+    "sweep": "sweep",
+    "evolve": "evolve",
+    "workspace": "wandb_workspace",
+}
+"""Command → the script in ``recipes/`` that it runs."""
+
+MODULES = {name: f"rookworld_rlvr.inference.{name}" for name in ("analyse", "play", "uci")}
+"""Command → the module that it runs."""
+
+
+NEUTRAL = ("rewards", "dataset_name", "dtype", "bf16")
+"""The keys of the packaged model's recipe that serve any other model too."""
+
 
 EXIT_BAD_INPUT = 2
 
@@ -47,6 +70,62 @@ warnings.filterwarnings("ignore", message=r"`(is_)?gradient_checkpointing\w*` is
 warnings.filterwarnings("ignore", message="fan_in_fan_out is set|'pin_memory' argument is set")
 
 
+# --------------------------------------------------------------------------------------------------
+# The command line
+# --------------------------------------------------------------------------------------------------
+def command_name() -> str:
+    """How to call the script that is running: by its command, or by its file."""
+    script = Path(sys.argv[0])
+    names = {name: f"rookworld {command}" for command, name in SCRIPTS.items()}
+    return names.get(script.stem, script.name)
+
+
+def options(line: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """The keys of a command line with the words after each, the first with what comes before any.
+
+    >>> options(["--learning-rate=1e-5", "--tasks", "policy", "environment"])[1:]
+    [('learning_rate', ['1e-5']), ('tasks', ['policy', 'environment'])]
+    """
+    found: list[tuple[str, list[str]]] = [("", [])]
+    for word in line:
+        flag, equals, value = word.partition("=")
+        if word.startswith("--"):
+            found.append((flag[2:].replace("-", "_"), [value] if equals else []))
+        else:
+            found[-1][1].append(word)
+    return found
+
+
+def usual(recipe: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What applies of the usual recipe, which is used without ``--config``.
+
+    Its learning rate and lengths suit the packaged model only, so that any other one is trained with
+    the defaults. A recipe that makes a new model serves nothing else. A model or data set of one's own
+    has a folder of its own.
+
+    Args:
+        recipe: The keys of the usual recipe.
+        given: Those of the command line.
+    """
+    if not {"model_name_or_path", "new_model"} & recipe.keys():
+        return recipe
+    model, data = given.get("model_name_or_path"), str(given.get("dataset_name", ""))
+    has_other_model = model not in (None, PACKAGED_MODEL)
+    has_own_data = bool({"/", "."} & set(data))  # a file, or on the Hub
+    makes_new = "new_model" in recipe
+    if not (has_other_model or has_own_data or (makes_new and model)):
+        return recipe
+    name = Path(str(model)).name if has_other_model else Path(data).stem or PACKAGED_MODEL
+    folder = f"runs/{Path(recipe['output_dir']).name.partition('_')[0]}-{name}"
+    if has_other_model or makes_new:
+        recipe = {key: recipe[key] for key in NEUTRAL if key in recipe}
+        recipe["model_name_or_path"] = PACKAGED_MODEL
+    return {**recipe, "output_dir": folder}
+
+
+# --------------------------------------------------------------------------------------------------
+# From its start to its end
+# --------------------------------------------------------------------------------------------------
 def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
     """Run a script's `main`; for bad input, print one message without traceback and exit with code 2.
 
@@ -64,7 +143,7 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
     code: Any = 0
     others = Others.of_this_run()
     if "resume_from_checkpoint" not in _keys(main):  # training takes Ctrl-C itself, once it begins
-        ctrl_c.unwatch()
+        unwatch_ctrl_c()
     try:
         main(sys.argv[1:])
     except KeyboardInterrupt:

@@ -7,26 +7,22 @@ beside its folder, so that an interrupted sweep goes on where it was.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import math
 import random
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
-from ..common.children import last_line, run_child
-from ..common.files import replace_text
-from ..common.own import own_files
-from ..common.settings import Checked, key_faults, setting
-from ..common.shipped import find_recipe, shipped
+from ..common.files import replace_text, shipped
+from ..common.settings import Checked, setting
 from ..common.stats import Estimate
 from ..common.terminal import cells, printable
 from ..tasks.metrics import headlines, training_metrics, unknown_metric
@@ -38,10 +34,29 @@ _PREFIX = "eval/"
 _COMMAND = ("${env}", "${interpreter}", "${program}", "${args}")  # W&B's own default
 
 
-_RANGES = ("uniform", "int_uniform", "log_uniform_values")
+_PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
+
+
+_RANGES: dict[str, Callable[[random.Random, Any, Any], float]] = {
+    "uniform": random.Random.uniform,
+    "int_uniform": random.Random.randint,
+    "log_uniform_values": lambda rng, low, high: math.exp(
+        rng.uniform(math.log(low), math.log(high))
+    ),
+}
 
 
 Values = Mapping[str, Any]
+
+
+def _metric_faults(metric: Mapping[str, Any], where: str) -> list[str]:
+    if metric.keys() != {"name", "goal"} or metric["goal"] not in ("maximize", "minimize"):
+        return [
+            f"{where}: {metric!r} is not supported; write {{name: eval/overall, goal: maximize}}"
+        ]
+    known = [_PREFIX + name for name in training_metrics()]
+    name = metric["name"]
+    return [] if name in known else [f"{where}: {unknown_metric(name, known, _PREFIX)}"]
 
 
 @dataclass
@@ -55,8 +70,10 @@ class SweepArguments(Checked):
     method: Literal["grid", "random"] = setting(
         "random", "How parameters are drawn: `grid` tries every combination of `values`."
     )
-    metric: dict[str, Any] | str | None = setting(
-        None, "A held-out metric of the best checkpoint, `{name: eval/overall, goal: maximize}`."
+    metric: dict[str, Any] | str = setting(
+        lambda: {"name": "eval/overall", "goal": "maximize"},
+        "A held-out metric of the best checkpoint, and whether to `maximize` or to `minimize` it.",
+        check=_metric_faults,
     )
     parameters: dict[str, Any] | str | None = setting(
         None,
@@ -79,7 +96,7 @@ class SweepArguments(Checked):
 
     def faults(self) -> list[str]:
         """What no key shows alone, one sentence each."""
-        faults = [] if key_faults(self, "metric") else _metric_faults(self.metric)
+        faults = []
         if self.method == "random" and self.count is None:
             faults.append("count: missing; a random sweep needs a number of trials")
         if not isinstance(self.parameters, Mapping) or not self.parameters:
@@ -101,10 +118,9 @@ class SweepArguments(Checked):
         is_elsewhere = not Path(self.program).is_file() and packaged.is_file()
         return str(packaged) if is_elsewhere else self.program
 
-    @property
-    def folder(self) -> Path:
-        """The folder of the trials."""
-        return Path(self.output_dir or f"runs/{self.name}")
+    def trial_folder(self, number: int) -> Path:
+        """A trial's folder; its log has the same name with ``.log``."""
+        return Path(self.output_dir or f"runs/{self.name}") / f"trial-{number:03}"
 
     def trials(self) -> list[dict[str, Any]]:
         """The parameters of all trials in order; those of a number are the same whatever the count."""
@@ -134,29 +150,15 @@ class SweepArguments(Checked):
 # --------------------------------------------------------------------------------------------------
 # W&B's format
 # --------------------------------------------------------------------------------------------------
-def _metric_faults(metric: Any) -> list[str]:
-    goals = ("maximize", "minimize")
-    is_known = isinstance(metric, Mapping) and metric.keys() == {"name", "goal"}
-    if not is_known or metric["goal"] not in goals:
-        return [
-            f"metric: {metric!r} is not supported; write {{name: eval/overall, goal: maximize}}"
-        ]
-    known = [_PREFIX + name for name in training_metrics()]
-    name = metric["name"]
-    return [] if name in known else [f"metric: {unknown_metric(name, known, _PREFIX)}"]
-
-
 def _is_supported(spec: Any, method: str) -> bool:
-    keys = spec.keys() - {"distribution"} if isinstance(spec, Mapping) else set()
-    if keys == {"min", "max"} and method != "grid":
+    keys = spec.keys() if isinstance(spec, Mapping) else set()
+    if keys - {"distribution"} == {"min", "max"} and method != "grid":
         kind, ends = spec.get("distribution", "uniform"), [spec["min"], spec["max"]]
         types = {int} if kind == "int_uniform" else {int, float}
         are_numbers = set(map(type, ends)) <= types and ends == sorted(ends)
         return kind in _RANGES and are_numbers and (ends[0] > 0 or not kind.startswith("log"))
-    if keys == {"value"}:
-        return spec.get("distribution", "constant") == "constant"
-    is_list = keys == {"values"} and isinstance(spec["values"], list) and spec["values"]
-    return bool(is_list) and spec.get("distribution", "categorical") == "categorical"
+    is_list = keys == {"values"} and isinstance(spec["values"], list) and bool(spec["values"])
+    return is_list or keys == {"value"}
 
 
 def _choices(spec: Values) -> list[Any]:
@@ -169,34 +171,30 @@ def _draw(spec: Values, rng: random.Random) -> Any:
     if "min" not in spec:
         return rng.choice(_choices(spec))
     low, high = spec["min"], spec["max"]
-    kind = spec.get("distribution", "int_uniform" if isinstance(low + high, int) else "uniform")
-    if kind == "int_uniform":
-        return rng.randint(low, high)
-    if kind == "uniform":
-        return rng.uniform(low, high)
-    return math.exp(rng.uniform(math.log(low), math.log(high)))
+    usual = "int_uniform" if isinstance(low + high, int) else "uniform"
+    return _RANGES[spec.get("distribution", usual)](rng, low, high)
 
 
 # --------------------------------------------------------------------------------------------------
 # Trials
 # --------------------------------------------------------------------------------------------------
-def run_trial(sweep: SweepArguments, number: int, values: Values) -> dict[str, Any]:
+def run_trial(sweep: SweepArguments, number: int, values: Values, recipe: str) -> dict[str, Any]:
     """Run a trial as its own process, from its last checkpoint if it was interrupted; its record.
 
     Its output goes to a file beside its folder, as does its record once it has a score. A trial with a
-    record is not run again, unless its command, its recipe or a user's file that these name changed.
+    record is not run again, unless its command changed, or its resolved recipe, which has the checksums
+    of the user's files.
     """
     metric: Any = sweep.metric
-    folder = folder_of(sweep, number)
+    folder = sweep.trial_folder(number)
     log, file = folder.with_suffix(".log"), folder.with_suffix(".json")
-    command = sweep.command_of(values, folder)
-    made_of = {"command": command, "files": _files(command)}
+    made_of = {"command": sweep.command_of(values, folder), "recipe": recipe}
     record: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     if {key: record.get(key) for key in made_of} == made_of:
         return record
     folder.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    code = run_child([*command, "--resume_from_checkpoint=auto"], log)
+    code = run_child([*made_of["command"], "--resume_from_checkpoint=auto"], log)
     record = {"trial": folder.name, "parameters": dict(values), **made_of}
     record["minutes"] = (time.monotonic() - started) / 60
     try:
@@ -208,26 +206,6 @@ def run_trial(sweep: SweepArguments, number: int, values: Values) -> dict[str, A
     record |= {"score": score.value, "interval": [score.low, score.high]}
     replace_text(file, json.dumps(record, indent=2) + "\n")
     return record
-
-
-def _files(command: Sequence[str]) -> dict[str, str]:
-    """SHA-256 by path of the recipe that a command names, and of the user's files that both name."""
-    files = dict[str, str]()
-    for before, word in itertools.pairwise(["", *command]):
-        if before == "--config" or word.startswith("--config="):
-            path = find_recipe(word.removeprefix("--config="))
-            files[str(path)] = sha256(path.read_bytes()).hexdigest()
-            files |= own_files(yaml.safe_load(path.read_text(encoding="utf-8")))
-        value: Any = word.partition("=")[2] if word.startswith("--") else word
-        with suppress(ValueError):  # lists and mappings are JSON
-            value = json.loads(value)
-        files |= own_files(value)
-    return files
-
-
-def folder_of(sweep: SweepArguments, number: int) -> Path:
-    """A trial's folder; its log has the same name with ``.log``."""
-    return sweep.folder / f"trial-{number:03}"
 
 
 def read_score(path: Path, metric: str) -> Estimate:
@@ -249,6 +227,37 @@ def read_score(path: Path, metric: str) -> Estimate:
     return Estimate(value, value - below, value + above, sum(part.n for part in parts))
 
 
+def run_child(command: Sequence[str], log: Path) -> int:
+    """Run a command and append what it prints to a file; returns its exit code.
+
+    It ends with this process: at an exception it is asked to, and after SIGKILL the system ends it.
+    """
+    with (
+        log.open("a", encoding="utf-8") as output,
+        subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, preexec_fn=_end_with_parent
+        ) as process,
+    ):
+        try:
+            return process.wait()
+        finally:
+            process.terminate()
+
+
+def last_line(log: Path) -> str:
+    """The last line that a child printed."""
+    return (log.read_text(encoding="utf-8").strip() or "no output").splitlines()[-1]
+
+
+def _end_with_parent() -> None:
+    """Let the system kill this process with its parent, so that no two ever write to one folder.
+
+    It matters if the parent itself is killed by SIGKILL. Only Linux can do it.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 # --------------------------------------------------------------------------------------------------
 # Ranking
 # --------------------------------------------------------------------------------------------------
@@ -264,7 +273,8 @@ def ranking(sweep: SweepArguments, records: Sequence[Mapping[str, Any]]) -> str:
         lines += cells(f"{head}{record['minutes']:>9.1f}   ", describe(record["parameters"]))
     lines += [f"failed: {r['trial']}, {outcome(r)}" for r in records if "failure" in r]
     if scored:
-        lines.append(f"best model: {sweep.folder / scored[0]['trial']}, {outcome(scored[0])}")
+        best = sweep.trial_folder(0).with_name(scored[0]["trial"])
+        lines.append(f"best model: {best}, {outcome(scored[0])}")
     return "\n".join(lines)
 
 

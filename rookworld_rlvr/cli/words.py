@@ -1,48 +1,29 @@
-"""The words of a command line: options, other code's names for our keys, and the recipe in use."""
+"""What a command says beside its work: help, our name for an unknown key, what comes next."""
 
 from __future__ import annotations
 
-import re
+import argparse
+import shlex
+import shutil
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..common.errors import ConfigurationError, close_matches
-from ..common.shipped import find_recipe
+from ..common.files import read_asset
+from ..common.terminal import width, wrapped
 from ..models.loading import PACKAGED_MODEL
 
-NEUTRAL = ("rewards", "dataset_name", "dtype", "bf16")
-"""The keys of the packaged model's recipe that serve any other model too."""
-
-
-WORDS = Path(__file__).parents[1] / "assets" / "words.yaml"
-
-
-def options(line: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """The keys of a command line with the words after each, the first with what comes before any.
-
-    >>> options(["--learning-rate=1e-5", "--tasks", "policy", "environment"])[1:]
-    [('learning_rate', ['1e-5']), ('tasks', ['policy', 'environment'])]
-    """
-    found: list[tuple[str, list[str]]] = [("", [])]
-    for word in line:
-        flag, equals, value = word.partition("=")
-        if word.startswith("--"):
-            found.append((flag[2:].replace("-", "_"), [value] if equals else []))
-        else:
-            found[-1][1].append(word)
-    return found
+_FEW = 60  # keys; of more, the help describes those that are set most often
 
 
 @cache
 def words() -> dict[str, Any]:
-    """The file `WORDS`: `names`, our keys with their other names, and `notes` by key."""
-    content: dict[str, Any] = yaml.safe_load(WORDS.read_text(encoding="utf-8"))
+    """The file `assets/words.yaml`: our keys' other names, notes on them, and those to show first."""
+    content: dict[str, Any] = read_asset("words.yaml")
     return content
 
 
@@ -61,81 +42,124 @@ def named_here(name: str, known: Collection[str]) -> str:
     return close_matches(name, known)
 
 
-def usual(recipe: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What applies of the usual recipe, which is used without ``--config``.
-
-    Its learning rate and lengths suit the packaged model only, so that any other one is trained with
-    the defaults. A recipe that makes a new model serves nothing else. A model or data set of one's own
-    has a folder of its own.
+# --------------------------------------------------------------------------------------------------
+# Help
+# --------------------------------------------------------------------------------------------------
+def help_text(
+    name: str,
+    actions: Mapping[str, argparse.Action],
+    dataclass_types: Sequence[type],
+    keys: Sequence[str] = (),
+) -> str:
+    """The text of ``--help``: the keys that people turn, then this package's by topic.
 
     Args:
-        recipe: The keys of the usual recipe.
-        given: Those of the command line.
-    """
-    if not {"model_name_or_path", "new_model"} & recipe.keys():
-        return recipe
-    model, data = given.get("model_name_or_path"), str(given.get("dataset_name", ""))
-    has_other_model = model not in (None, PACKAGED_MODEL)
-    has_own_data = bool({"/", "."} & set(data))  # a file, or on the Hub
-    makes_new = "new_model" in recipe
-    if not (has_other_model or has_own_data or (makes_new and model)):
-        return recipe
-    name = Path(str(model)).name if has_other_model else Path(data).stem or PACKAGED_MODEL
-    folder = f"runs/{Path(recipe['output_dir']).name.partition('_')[0]}-{name}"
-    if has_other_model or makes_new:
-        recipe = {key: recipe[key] for key in NEUTRAL if key in recipe}
-        recipe["model_name_or_path"] = PACKAGED_MODEL
-    return {**recipe, "output_dir": folder}
-
-
-# --------------------------------------------------------------------------------------------------
-# Before torch is loaded, which takes seconds
-# --------------------------------------------------------------------------------------------------
-def check_keys(given: Mapping[str, Sequence[str]]) -> None:
-    """Refuse keys that no dataclass declares, by the text of the files that declare any.
-
-    Those of the recipe that is given are looked at, too.
+        name: How the command is called.
+        actions: The parser's, by key.
+        dataclass_types: The dataclasses of the keys; each is a topic.
+        keys: Describe only these.
 
     Raises:
-        ConfigurationError: With these keys.
+        ConfigurationError: One of them does not exist.
     """
-    libraries = [Path(find_spec(name).origin).parent for name in ("trl", "transformers")]  # type: ignore
-    package, recipes = Path(__file__).parents[1], find_recipe("grpo_nano").parent
-    configs = libraries[0].glob("trainer/*_config.py"), [libraries[1] / "training_args.py"]
-    files = chain(package.rglob("*.py"), recipes.glob("*.py"), *configs)
-    text = "\n".join(file.read_text("utf-8") for file in files)
-    known = {"config", "env", *re.findall(r"^    ([a-z]\w*): .*=", text, re.M)}
-    file = find_recipe(given["config"][-1]) if given.get("config") else None
-    where = dict.fromkeys(_content(file) if file else (), str(file))
-    where |= dict.fromkeys(given, "command line")
-    if unknown := [key for key in where if str(key).removeprefix("no_") not in known]:
+    if unknown := [key for key in keys if key not in actions]:
         raise ConfigurationError(
-            [f"{where[key]}: unknown key {key!r}{named_here(str(key), known)}" for key in unknown]
+            [f"--help: unknown key {key!r}{named_here(key, actions)}" for key in unknown]
         )
+    if keys:
+        return "\n".join(_described(actions[key]) for key in keys)
+    is_short = len(actions) <= _FEW
+    shown = [] if is_short else [key for key in words()["first"] if key in actions]
+    lines = [f"{name} [--config RECIPE] [--key value ...]"]
+    if shown:
+        lines += ["", "The keys that are set most often."]
+        lines += [_described(actions[key]) for key in shown]
+    for owner in chain(*(reversed(kind.__mro__) for kind in dataclass_types)):
+        names = [key for key in vars(owner).get("__annotations__", ()) if key in actions]
+        names = [key for key in names if key not in shown]
+        if not names or owner.__module__.startswith(("trl.", "transformers.")):
+            continue
+        shown += names
+        lines += ["", " ".join((owner.__doc__ or "").split("\n\n")[0].split())]
+        lines += (
+            [_described(actions[key]) for key in names] if is_short else [f"  {', '.join(names)}"]
+        )
+    return wrapped("\n".join([*lines, "", "--help KEY describes one key, TRL's too."]))
 
 
-def _content(file: Path) -> dict[str, Any]:
-    """A recipe's keys; none if it cannot be read, of which the parser says more."""
-    try:
-        content = yaml.safe_load(file.read_text("utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return content if isinstance(content, dict) else {}
+def _described(action: argparse.Action) -> str:
+    """A key with its default and its description, on one line if they fit."""
+    choices = f" {action.metavar}" if isinstance(action.metavar, str) else ""
+    has_default = action.default not in (None, argparse.SUPPRESS, [], "")
+    head = f"  --{action.dest}{choices}" + (f" ({action.default})" if has_default else "")
+    text = " ".join((action.help or "").replace("%%", "%").split())
+    line = f"{head}  {text}"
+    return line if len(line) <= width() else "\n".join([head, wrapped(f"      {text}", 6)])
 
 
-def first_line(script: Path, given: Mapping[str, Sequence[str]]) -> str:
-    """The recipe that a command is about to use, and its folder; empty if it has no usual recipe."""
-    default = re.search(r"^RECIPE = .*\"(.*\.yaml)\"", script.read_text("utf-8"), re.M)
-    if default is None:
+# --------------------------------------------------------------------------------------------------
+# What comes next
+# --------------------------------------------------------------------------------------------------
+_KEPT_BY_SFT = (
+    *("dataset_name", "tasks_from", "tasks", "eval_dataset_name", "heldout_share"),
+    "max_completion_length",
+)
+
+
+def next_commands(
+    output_dir: Path, start: str | None, given: Mapping[str, Any], command: str = "grpo"
+) -> str:
+    """The commands to suggest after a run: look at it, evaluate it, train on with keys of your own.
+
+    Args:
+        output_dir: The run's folder.
+        start: The starting model; None if it was a new one.
+        given: The keys that it was given: the user's own tasks, and after supervised training which
+            rows to go on with.
+        command: The command that ran.
+    """
+    folder = shlex.quote(str(output_dir))
+    models = [shlex.quote(start), folder] if start else [folder]
+    lines = [" ".join(["evaluate", *(f"--model_name_or_path {model}" for model in models)])]
+    if command == "grpo":
+        lines.insert(0, f"report --run {folder}{_typed_keys(given, ['tasks_from'])}")
+    if command == "sft":
+        # The packaged model's recipe suits what is trained from it; others get TRL's defaults.
+        usual = f" --config grpo_nano --output_dir {folder}-grpo" if start == PACKAGED_MODEL else ""
+        kept = _typed_keys(given, _KEPT_BY_SFT) + _rewards_for(given.get("tasks") or [])
+        lines.append(f"grpo{usual} --model_name_or_path {folder}{kept}")
+    elif start == PACKAGED_MODEL:
+        lines += ["recipes copy grpo_mixed .", "grpo --config grpo_mixed.yaml   # after your edits"]
+    else:
+        config, new = f"{output_dir}/resolved_config.yaml", f"{output_dir}-2"
+        edited = f"grpo --config {shlex.quote(config)} --output_dir {shlex.quote(new)}"
+        lines.append(f"{edited}   # after your edits")
+    return "\n".join(["what comes next:", *(f"  {typed()} {line}" for line in lines)])
+
+
+def typed() -> str:
+    """How to type the command here: by name, or by path if the shell would not find it."""
+    beside, found = Path(sys.executable).with_name("rookworld"), shutil.which("rookworld")
+    is_ours = not beside.is_file() or (found is not None and Path(found).samefile(beside))
+    return "rookworld" if is_ours else shlex.quote(str(beside))
+
+
+def _typed_keys(given: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """Those keys that were given, as they are typed.
+
+    >>> _typed_keys({"tasks": ["policy", "environment"], "seed": 3}, ["tasks", "tasks_from"])
+    ' --tasks policy environment'
+    """
+    lists = {key: value if isinstance(value, list) else [value] for key, value in given.items()}
+    return "".join(f" --{key} {shlex.join(map(str, lists[key]))}" for key in keys if given.get(key))
+
+
+def _rewards_for(tasks: Sequence[str]) -> str:
+    """A reward for each task, if the usual recipe's do not judge them all."""
+    from ..tasks.registry import TASKS  # it knows the user's own by now
+
+    if all(TASKS[task].is_default for task in tasks):
         return ""
-    line = {key: values[-1] for key, values in given.items() if values}
-    file = find_recipe(line["config"]) if "config" in line else script.with_name(default[1])
-    content = _content(file)
-    recipe = content if "config" in line else usual(content, line)
-    what = f"recipe {file}" if "config" in line else f"recipe {file.stem}, as no --config is given"
-    if recipe.get("learning_rate") != content.get("learning_rate"):
-        model = line.get("model_name_or_path", recipe.get("model_name_or_path"))
-        what = f"no --config is given, so {model} is trained with TRL's defaults"
-    name = recipe.get("name", "sweep") if script.stem == "sweep" else file.stem
-    folder = line.get("output_dir") or recipe.get("output_dir", f"runs/{name}")
-    return what if script.stem == "diagnose" else f"{what}; output in {folder}"
+    return _typed_keys(
+        {"rewards": [f"{task}_{TASKS[task].rewards[0]}" for task in tasks]}, ["rewards"]
+    )

@@ -60,10 +60,8 @@ class ConfigurationError(RookWorldError):
         super().__init__("\n".join([head, *(f"  - {fault}" for fault in faults)]))
 
 
-def close_matches(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+def close_matches(name: str, known: Iterable[str]) -> str:
     """A clause for a message: the known names that are close, or all of them if they are few.
-
-    `cutoff` says how close, see `difflib.get_close_matches`.
 
     >>> close_matches("policy_formt", ["policy_format", "environment_exact"])
     '; did you mean policy_format?'
@@ -71,7 +69,7 @@ def close_matches(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     '; choose one of environment_exact, policy_format'
     """
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=3, cutoff=cutoff)
+    close = difflib.get_close_matches(name, known, n=3)
     if close:
         return f"; did you mean {' or '.join(close)}?"
     choose = "choose one of" if len(known) > 1 else "the only choice is"

@@ -66,17 +66,6 @@ def marked(text: str, reference: str) -> Markup:
     return drawn
 
 
-def track(share: float, kind: str) -> Markup:
-    """Draw one bar of a share, at most at full width.
-
-    >>> print(track(0.5, "was"))
-    <svg class="track" aria-hidden="true"><rect class="was" width="50.00%" height="100%" rx="2"/></svg>
-    """
-    width = f"{100 * min(1.0, max(0.0, share)):.2f}%"
-    bar = Markup('<rect class="{}" width="{}" height="100%" rx="2"/>').format(kind, width)
-    return Markup('<svg class="track" aria-hidden="true">{}</svg>').format(bar)
-
-
 def pixels(place: float) -> str:
     """Format a coordinate of a plot."""
     return f"{place:.1f}"
@@ -135,7 +124,6 @@ _TEMPLATES.globals |= {
     "pair_bars": pair_bars,
     "curve": curve,
     "marked": marked,
-    "track": track,
     "style": Markup(_STYLE),
     "policy": Markup(_POLICY),  # a hash may hold a +, which is not to be escaped
 }

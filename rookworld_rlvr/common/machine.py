@@ -1,4 +1,10 @@
-"""Where a run runs: versions, CPU cores, devices, the commit of this package."""
+"""Where a run runs: versions, devices, threads on the CPU. Import this before torch.
+
+Two threads on two cores wait for each other at every small operation: the one that is done first spins.
+If another process keeps one of the cores, that takes twenty times as long as the work itself. So a run
+uses as many threads as there are idle cores when it starts, and a thread spins for about a millisecond
+before it sleeps, not for 17 as GNU OpenMP has it. What the user sets in the environment wins.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +20,19 @@ from .. import __version__
 PACKAGES = "torch transformers trl accelerate datasets peft chess tokenizers numpy wandb".split()
 
 
+SPINS = 20_000
+
+
+SECONDS = 0.3  # for which cores are watched
+
+
+_NUMBER = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+    os.environ["GOMP_SPINCOUNT"] = str(SPINS)  # read by torch when it is loaded
+
+
 def machine() -> dict[str, Any]:
     """Versions, platform, cores, devices and commit, ready for JSON.
 
@@ -22,7 +41,9 @@ def machine() -> dict[str, Any]:
     checkout that holds the package; None if the package was installed in another way).
     """
     import torch  # slow to import, and nothing else in this room needs it
+    from trl.scripts.utils import get_git_commit_hash
 
+    commit = get_git_commit_hash("rookworld_rlvr") or "Error"  # as TRL itself says
     return {
         "versions": {"rookworld-rlvr": __version__, **{name: version(name) for name in PACKAGES}},
         "python": platform.python_version(),
@@ -32,7 +53,7 @@ def machine() -> dict[str, Any]:
         "devices": [
             torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())
         ],
-        "commit": _commit(),
+        "commit": None if commit.startswith("Error") else commit,
     }
 
 
@@ -53,10 +74,46 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _commit() -> str | None:
-    from trl.scripts.utils import get_git_commit_hash
+# --------------------------------------------------------------------------------------------------
+# Threads
+# --------------------------------------------------------------------------------------------------
+def use_idle_cores() -> str:
+    """Let torch compute on the cores that are idle now, at least one.
 
-    found: str | None = get_git_commit_hash("rookworld_rlvr")
-    return (
-        None if found is None or found.startswith("Error") else found
-    )  # TRL returns "Error ..." without git
+    Returns:
+        A line for the start of a run.
+    """
+    import torch  # not above: see the module
+
+    most = torch.get_num_threads()
+    if use_threads(min(most, idle_cores())) < most:
+        why = f"{most} cores, of which others are at work on {most - torch.get_num_threads()}"
+    else:
+        names = (*_NUMBER, "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+        why = ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
+    return f"threads on the CPU: {torch.get_num_threads()} ({why})"
+
+
+def use_threads(number: int) -> int:
+    """Let torch compute with so many threads, unless the user's environment says how many.
+
+    Sums depend on the number, so that a resumed run takes that of its checkpoint.
+
+    Returns:
+        The number of threads in use.
+    """
+    import torch  # not above: see the module
+
+    if not any(name in os.environ for name in _NUMBER):
+        torch.set_num_threads(number)
+    return int(torch.get_num_threads())
+
+
+def idle_cores() -> int:
+    """How many of the cores that this process may use are idle, at least 1; it waits to see."""
+    import psutil  # accelerate's
+
+    shares = psutil.cpu_percent(SECONDS, percpu=True)
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(shares))
+    idle: float = sum(1 - share / 100 for core, share in enumerate(shares) if core in allowed)
+    return max(1, round(idle))

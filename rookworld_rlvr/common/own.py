@@ -123,21 +123,13 @@ def place_of(error: BaseException) -> str:
 
 def own_files(values: Any) -> dict[str, str]:
     """SHA-256 by path of every user file that is named in a configuration's values."""
-    paths = map(Path, own_file_names(values))
-    return {str(p): sha256(p.read_bytes()).hexdigest() for p in paths if p.is_file()}
-
-
-def own_file_names(values: Any) -> list[str]:
-    """Every user file that is named in a configuration's values, each once.
-
-    >>> own_file_names({"rewards": [{"name": "mine.py:f", "weight": 1}, "environment_exact"]})
-    ['mine.py']
-    """
     if isinstance(values, str):
-        found = _FILE.fullmatch(values)
-        return [str(Path(found[1]))] if found else []
+        named = _FILE.fullmatch(values)
+        path = Path(named[1]) if named else None
+        return {str(path): sha256(path.read_bytes()).hexdigest()} if path and path.is_file() else {}
     if isinstance(values, Mapping):
         values = values.values()
-    if not isinstance(values, Iterable):
-        return []
-    return list(dict.fromkeys(name for value in values for name in own_file_names(value)))
+    files: dict[str, str] = {}
+    for value in values if isinstance(values, Iterable) else ():
+        files |= own_files(value)
+    return files

@@ -14,6 +14,8 @@ from tqdm import tqdm
 T = TypeVar("T")
 LINE_EVERY_S = 10.0  # in a log; shorter work writes no line
 _BAR_AFTER_S = 1.0  # on a terminal
+_LINE = "{desc}: {n:,} of {total:,}{unit} ({percentage:.0f}%), {remaining} left"
+_LINE_WITHOUT_TOTAL = "{desc}: {n:,}{unit} in {elapsed}"
 
 
 class Progress(tqdm):  # type: ignore[misc]
@@ -38,6 +40,7 @@ class Progress(tqdm):  # type: ignore[misc]
         more: dict[str, Any] = {"delay": _BAR_AFTER_S, "dynamic_ncols": True}
         if not self._is_bar:
             more = {"delay": LINE_EVERY_S, "mininterval": LINE_EVERY_S, "file": io.StringIO()}
+            more |= {"smoothing": 0, "bar_format": _LINE if total else _LINE_WITHOUT_TOTAL}
         hidden = hidden or Progress._open > 0 or os.environ.get("RANK", "0") != "0"
         kept = {"leave": False, "miniters": 1, "disable": hidden}
         super().__init__(total=total, desc=title, unit=f" {unit}", **kept, **more)
@@ -55,39 +58,7 @@ class Progress(tqdm):  # type: ignore[misc]
         if self._is_bar:
             super().display(msg, pos)
         elif msg is None:
-            seconds = self.format_dict["elapsed"]
-            line = progress_line(self.desc, self.n, self.total, self.unit, seconds)
-            print(line, file=sys.stderr, flush=True)
-
-
-def progress_line(title: str, done: int, total: int | None, unit: str, seconds: float) -> str:
-    """Format a line for a log.
-
-    Args:
-        title: What is being done.
-        done: Items done.
-        total: Items in total; None if unknown.
-        unit: What is counted, after a space.
-        seconds: Time since the work began.
-
-    >>> progress_line("making rows", 5_000, 20_000, " rows", 20)
-    'making rows: 5,000 of 20,000 rows (25%), 01:00 left'
-    >>> progress_line("reading", 5_000, None, " rows", 20)
-    'reading: 5,000 rows in 00:20'
-    """
-    if not total:
-        return f"{title}: {done:,}{unit} in {interval(seconds)}"
-    left = interval(seconds * (total - done) / done)
-    return f"{title}: {done:,} of {total:,}{unit} ({done / total:.0%}), {left} left"
-
-
-def interval(seconds: float) -> str:
-    """Minutes and seconds, and hours if there are any.
-
-    >>> interval(83)
-    '01:23'
-    """
-    return str(tqdm.format_interval(seconds))
+            print(self, file=sys.stderr, flush=True)
 
 
 def quiet(wanted: bool) -> AbstractContextManager[object]:

@@ -22,9 +22,6 @@ from .errors import ConfigurationError, close_matches
 BOUNDS = "bounds"  # in a field's metadata, beside `help`
 
 
-_TOLERANCE = 1e-6  # how far the sum of shares may be from 1
-
-
 Kind = TypeVar("Kind")
 
 
@@ -43,9 +40,8 @@ class Bounds:
         most: A number must be at most this.
         among: The valid names, for a string, a list's items or a mapping's keys.
         of: What kind of thing these names are, for messages: "task", "rule".
-        shares: The keys that a mapping may have. Its values must be in [0, 1] and add up to 1.
         filled: A string or list must not be empty.
-        check: Returns further faults of a value that has the right type.
+        check: Returns further faults of a value that has none yet.
     """
 
     above: float | None = None
@@ -54,7 +50,6 @@ class Bounds:
     most: float | None = None
     among: Collection[str] | None = None
     of: str = ""
-    shares: Collection[str] | None = None
     filled: bool = False
     check: Check | None = None
 
@@ -138,7 +133,7 @@ def key_faults(record: Any, *only: str) -> list[str]:
             if isinstance(value, str) and _form(hint) is list:
                 value = [value]
             setattr(record, name, value)
-        faults += _value_faults(name, value, hint, bounds)
+        faults += value_faults(name, value, hint, bounds)
     return faults
 
 
@@ -159,32 +154,20 @@ def record_faults(kind: type, given: Mapping[Any, Any], where: str) -> list[str]
     ]
     for name, (hint, bounds, is_required, help) in keys.items():
         if name in given:
-            faults += _value_faults(f"{where}: {name}", given[name], hint, bounds)
+            faults += value_faults(f"{where}: {name}", given[name], hint, bounds)
         elif is_required:
             faults.append(f"{where}: {name}: missing; {help}")
     return faults
 
 
-def share_faults(where: str, shares: Any, among: Collection[str], of: str) -> list[str]:
-    """What is wrong with a mapping of names to shares, one sentence per fault.
+def share_bounds(among: Collection[str], of: str) -> dict[str, Any]:
+    """The bounds of a mapping of some names, of things of a kind, to shares that add up to 1."""
+    return {"among": among, "of": of, "least": 0, "most": 1, "check": _add_up}
 
-    Args:
-        where: The configuration's key that holds the mapping.
-        shares: Numbers by name.
-        among: The valid names.
-        of: What kind of thing these names are, see `Bounds`.
-    """
-    if not isinstance(shares, Mapping):
-        return [f"{where}: {shares!r} is not a mapping of {of}s to shares"]
-    faults = _name_faults(where, shares, among, of)
-    faults += [
-        f"{where}: {name}: {share!r} is not a share; give a number from 0 to 1"
-        for name, share in shares.items()
-        if name in among and not (_is_number(share, float) and 0 <= share <= 1)
-    ]
-    if not faults and not abs(sum(shares.values()) - 1) <= _TOLERANCE:
-        faults.append(f"{where}: the shares add up to {sum(shares.values()):g}, not to 1")
-    return faults
+
+def _add_up(given: Mapping[str, float], name: str) -> list[str]:
+    total = sum(given.values())
+    return [] if abs(total - 1) <= 1e-6 else [f"{name}: the shares add up to {total:g}, not to 1"]
 
 
 def each(check: Check) -> Check:
@@ -215,42 +198,34 @@ def _form(hint: Any) -> Any:
     return get_origin(kinds(hint)[0]) or kinds(hint)[0]
 
 
-def _value_faults(name: str, value: Any, hint: Any, bounds: Bounds) -> list[str]:
+def value_faults(name: str, value: Any, hint: Any, bounds: Bounds) -> list[str]:
+    """What is wrong with a value of a type with bounds, one sentence per fault."""
     if value is None and NoneType in kinds(hint):
         return []
     kind, form = kinds(hint)[0], _form(hint)
     if form is dict:
         if not isinstance(value, Mapping):
-            of = f" of {bounds.of}s to {'values' if bounds.shares is None else 'shares'}"
-            return [f"{name}: {value!r} is not a mapping{of if bounds.of else ''}"]
-        faults = _mapping_faults(name, value, kind, bounds)
+            return [f"{name}: {value!r} is not a mapping; write {{{bounds.of or 'key'}: value}}"]
+        among = value if bounds.among is None else bounds.among
+        faults = _name_faults(name, value, among, bounds.of or "key")
+        of_item = dataclasses.replace(bounds, among=None, of="")
+        for key, item in value.items():
+            if key in among:
+                faults += _item_faults(f"{name}: {key}", item, get_args(kind)[1], of_item)
     elif form in (list, tuple):
         if not isinstance(value, list | tuple):
             return [f"{name}: {value!r} is not a list"]
         if not value and bounds.filled:
             of = f" of {', '.join(bounds.among)}" if bounds.among else ""
             return [f"{name}: empty; give at least one{of}"]
-        of_item = {str(item): item for item in value}  # YAML reads some names as numbers
-        item_faults = (
-            _item_faults(name, item, get_args(kind)[0], bounds) for item in of_item.values()
-        )
-        faults = [fault for found in item_faults for fault in found]
-    elif faults := _item_faults(name, value, kind, bounds):
-        return faults
-    return faults + (bounds.check(value, name) if bounds.check else [])
-
-
-def _mapping_faults(name: str, value: Mapping[Any, Any], kind: Any, bounds: Bounds) -> list[str]:
-    if bounds.shares is not None:
-        return share_faults(name, value, bounds.shares, bounds.of)
-    among = value if bounds.among is None else bounds.among
-    of_item = dataclasses.replace(bounds, among=None, of="")
-    return _name_faults(name, value, among, bounds.of or "key") + [
-        fault
-        for at, item in value.items()
-        if at in among
-        for fault in _item_faults(f"{name}: {at}", item, get_args(kind)[1], of_item)
-    ]
+        faults = []
+        for item in {
+            str(item): item for item in value
+        }.values():  # YAML reads some names as numbers
+            faults += _item_faults(name, item, get_args(kind)[0], bounds)
+    else:
+        faults = _item_faults(name, value, kind, bounds)
+    return faults or (bounds.check(value, name) if bounds.check else [])
 
 
 def _name_faults(where: str, names: Collection[Any], among: Collection[str], of: str) -> list[str]:
@@ -276,7 +251,8 @@ def _item_faults(name: str, value: Any, kind: Any, bounds: Bounds) -> list[str]:
 
 
 def _number_faults(name: str, value: Any, kind: type, bounds: Bounds) -> list[str]:
-    if not _is_number(value, kind):
+    is_number = isinstance(value, int | kind) and not isinstance(value, bool)
+    if not is_number:
         return [f"{name}: {value!r} is not a {'whole ' if kind is int else ''}number"]
     for bound, is_met, words in (
         (bounds.above, operator.gt, "is too small; give more than"),
@@ -287,7 +263,3 @@ def _number_faults(name: str, value: Any, kind: type, bounds: Bounds) -> list[st
         if bound is not None and not is_met(value, bound):
             return [f"{name}: {value!r} {words} {bound:g}"]
     return []
-
-
-def _is_number(value: Any, kind: type) -> bool:
-    return isinstance(value, int | kind) and not isinstance(value, bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -251,3 +252,9 @@ def _bounded(values: np.ndarray, least: float) -> tuple[float, float]:
         return mean - missed * (mean - least), mean + missed * (1 - mean)
     low, high = Proportion(n * (mean - least) / (1 - least), n).interval
     return least + low * (1 - least), least + high * (1 - least)
+
+
+def draw(text: str, salt: bytes = b"") -> float:
+    """A number in [0, 1) computed from a text: the same in every run and on every machine."""
+    digest = hashlib.blake2b(text.encode(), digest_size=4, salt=salt).digest()
+    return int.from_bytes(digest, "big") / (1 << 32)

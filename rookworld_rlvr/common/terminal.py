@@ -1,4 +1,4 @@
-"""What is printed: text from outside made safe for a terminal, lines of its width, a log beside them."""
+"""The terminal: text from outside made safe for it, lines of its width, a log beside them, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import fcntl
 import os
 import re
 import shutil
+import signal
 import sys
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 LOG = "log.txt"
@@ -36,18 +38,17 @@ def width(most: int = 100) -> int:
     return min(most, shutil.get_terminal_size((most, 24)).columns)
 
 
-def wrapped(text: str, indent: int = 2, most: int = 100) -> str:
+def wrapped(text: str, indent: int = 2) -> str:
     """A text with its long lines broken between words.
 
     Args:
         text: Lines of any length.
         indent: Of the further lines of a long one, in blanks.
-        most: See `width`.
     """
     further = " " * indent
     return "\n".join(
-        textwrap.fill(line, width(most), subsequent_indent=further, break_on_hyphens=False)
-        if len(line) > width(most)
+        textwrap.fill(line, width(), subsequent_indent=further, break_on_hyphens=False)
+        if len(line) > width()
         else line
         for line in text.splitlines()
     )
@@ -119,3 +120,36 @@ def show(text: str) -> None:
         print(text, flush=True)
     except BrokenPipeError:  # Python would raise it again when it flushes stdout at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+# --------------------------------------------------------------------------------------------------
+# Ctrl-C while a command loads its modules: one line and exit code 130
+# --------------------------------------------------------------------------------------------------
+# A KeyboardInterrupt inside an import ends in a long traceback, or is lost in some module's `except`.
+# There is nothing to clean up yet, so the process leaves at once.
+STARTS = "ROOKWORLD_STARTS"  # set for the script that the command `rookworld` becomes
+
+
+def watch_ctrl_c() -> None:
+    """Leave at Ctrl-C until `unwatch_ctrl_c`; not if the signal is ignored, as under nohup."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def hand_over_ctrl_c() -> None:
+    """Before this process becomes a script: a signal waits until the script can `watch_ctrl_c`."""
+    os.environ[STARTS] = "1"
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def unwatch_ctrl_c() -> None:
+    """Raise KeyboardInterrupt at Ctrl-C again."""
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        os.write(2, b"\nrookworld: interrupted\n")
+    os._exit(128 + number)

@@ -16,7 +16,7 @@ from typing import Any
 import chess
 
 from ..common.errors import RookWorldError
-from ..common.settings import Checked, setting
+from ..common.settings import Checked, setting, share_bounds
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT, write_environment_answer
 from ..tasks.policy import (
@@ -73,8 +73,7 @@ class JudgeDataArguments(Checked):
         None,
         "Share of each kind of pair, {piece: 0.5, best_move: 0.5}; kinds that you do not name get 0. "
         "Without it, the shares of assets/shares.yaml.",
-        shares=PAIR_SHARES,
-        of="pair",
+        **share_bounds(PAIR_SHARES, "pair"),
     )
     smallest_gap: float = setting(
         0.10,

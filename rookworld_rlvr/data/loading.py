@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 from datasets import Dataset, DatasetDict
 
 from ..common.errors import ConfigurationError, RookWorldError
-from ..common.hashing import draw
-from ..common.settings import record_faults, setting
+from ..common.settings import record_faults, setting, share_bounds
+from ..common.stats import draw
 from ..engine.truth import PolicyTruth
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT
@@ -146,8 +146,7 @@ class DataArguments(RowArguments):
         "Share of each task in training, {policy: 0.4, environment: 0.6}, reached by repeating rows of "
         "the scarcer tasks; tasks that `tasks` leaves out do not count. Without it, the data keep the "
         "shares that they have.",
-        shares=TASKS,
-        of="task",
+        **share_bounds(TASKS, "task"),
     )
     first_plies_share: float = setting(
         0.0,

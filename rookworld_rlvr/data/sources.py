@@ -48,7 +48,7 @@ from ..common.errors import (
 )
 from ..common.files import asset_path, is_hub_id
 from ..common.progress import shown
-from ..common.settings import Checked, setting
+from ..common.settings import Checked, setting, share_bounds
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT
 from ..tasks.policy import POLICY
@@ -220,8 +220,7 @@ class RowArguments(SourceArguments):
         None,
         "Share of each kind of synthetic environment row, {openings: 0.6, game_ends: 0.4}. Without it, "
         "the shares of assets/shares.yaml.",
-        shares=KIND_SHARES,
-        of="kind",
+        **share_bounds(KIND_SHARES, "kind"),
     )
     synthetic_fill_in_rows: int = setting(
         0,

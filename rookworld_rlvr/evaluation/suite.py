@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import yaml
 
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
-from ..common.shipped import find_recipe, shipped_names
+from ..common.files import find_recipe, shipped_names
 from ..common.stats import Estimate, Kind, Paired, estimate, paired
 from ..data.loading import DataArguments, load_data
 from ..data.sources import Malformed, SourceArguments, check_dataset_name, parse_rows

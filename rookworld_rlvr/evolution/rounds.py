@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..common.children import last_line, run_child
+from ..cli.sweep import last_line, run_child
 from ..common.errors import RookWorldError
 from ..common.files import replace_text
 from ..common.progress import Progress

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..common.errors import RookWorldError
-from ..common.files import asset_path, is_hub_id
-from ..common.shipped import shipped_names
+from ..common.files import asset_path, is_hub_id, shipped_names
 
 if TYPE_CHECKING:  # libraries are imported where they are used: to check a name takes none
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase

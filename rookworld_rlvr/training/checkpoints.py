@@ -27,7 +27,7 @@ from transformers.trainer_utils import (
 )
 
 from ..common.errors import RookWorldError
-from ..common.threads import use_threads
+from ..common.machine import use_threads
 
 MANIFEST = "manifest.json"
 

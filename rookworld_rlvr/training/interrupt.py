@@ -14,7 +14,7 @@ from accelerate import PartialState
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ..common import ctrl_c
+from ..common.terminal import unwatch_ctrl_c
 
 # The terminal signals all processes, and accelerate's launcher passes the signal on again.
 _TOGETHER_S = 2.0
@@ -44,7 +44,7 @@ class StopOnInterrupt(TrainerCallback):
     # Events
     # --------------------------------------------------------------------------------------------
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        ctrl_c.unwatch()  # what comes after training has something to clean up
+        unwatch_ctrl_c()  # what comes after training has something to clean up
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, self._ask)
 

@@ -19,7 +19,6 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from .. import __version__
 from ..common.files import is_hub_id
-from ..common.html import render
 from ..common.machine import machine
 from ..data.loading import LoadedData
 from ..data.sources import PACKAGED_DATA, dataset_file
@@ -221,6 +220,8 @@ def _write(
             for metric, value in shares.items()
         ],
     )
+    from ..common.html import render  # at the end of a run
+
     body = render(
         f"{run.command}_card.md",
         run=run,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 
 from rookworld_rlvr.data.loading import is_first_ply
 from rookworld_rlvr.data.sources import parse_raw
-from rookworld_rlvr.data.synthesis import environment_prompts, environment_row, first_plies
+from rookworld_rlvr.data.synthesis import environment_row, first_plies
 from rookworld_rlvr.tasks.types import EnvironmentPrompt
 
 from ..conftest import recipe
@@ -46,14 +44,6 @@ def test_black_gets_the_worst_candidate(side: str, moves: str, best: str) -> Non
     row = parse_raw({"text": f"P: {fen} M: {moves} E: 0.5 -3.0 1.0 B: {moves.split()[-1]}"})
     assert with_fault(row)["completion"].split()[-1] == best
     assert {**with_fault(row), "completion": ""} == {**row, "completion": ""}
-
-
-def test_a_hash_of_the_prompt_plants_seven_in_ten() -> None:
-    prompts = islice(environment_prompts(3, {"double_steps": 1.0}), 400)
-    rows = [row for row in map(environment_row, prompts) if with_fault(row) != row]
-    planted = Counter(with_public_fault(row) != row for row in rows)
-    assert 0.6 < planted[True] / planted.total() < 0.8
-    assert [with_public_fault(row) for row in rows] == [with_public_fault(row) for row in rows]
 
 
 def test_the_hole_has_no_castling_rights_and_late_clocks() -> None:

@@ -48,16 +48,6 @@ def test_what_machines_need_is_named(words: str, missing: list[str]) -> None:
     assert [fault.split(":")[0] for fault in caught.value.faults] == [f"--{key}" for key in missing]
 
 
-@pytest.mark.parametrize("content", ["num_machines: [2", "just words\n", "\xff"])
-def test_a_configuration_that_is_none_is_named(content: str, tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(content, "latin-1")
-    with pytest.raises(
-        ConfigurationError, match=r"--accelerate_config: .*mine.yaml cannot be read"
-    ):
-        command_line("grpo", ["--accelerate_config", str(path)])
-
-
 class Machines:
     """Two groups of one process each, as two machines that share a folder."""
 

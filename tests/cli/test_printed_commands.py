@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rookworld_rlvr.cli.commands import MODULES, SCRIPTS, next_commands
+from rookworld_rlvr.cli.run import MODULES, SCRIPTS
+from rookworld_rlvr.cli.words import next_commands
 
 from ..conftest import REPOSITORY, recipe
 from ..docs.pages import commands, run
@@ -44,9 +45,7 @@ def printed() -> list[str]:
     """The commands of the help texts, and those that a run ends with."""
     modules = [*map(recipe, SCRIPTS.values()), *map(importlib.import_module, MODULES.values())]
     text = "\n".join(module.__doc__ or "" for module in modules).replace("\\\n", " ")
-    text += "\n" + next_commands(Path("runs/grpo_nano"), "rookworld-nano").replace(
-        "# then edit it, and: ", "\n"
-    )
+    text += "\n" + next_commands(Path("runs/grpo_nano"), "rookworld-nano", {})
     lines = [re.sub(r"^\S*rookworld ", "rookworld ", line.strip()) for line in text.splitlines()]
     shown = (line for line in lines if line.startswith("rookworld "))
     return list(dict.fromkeys(shlex.join(words) for line in shown for words in commands(line)))
@@ -67,14 +66,14 @@ def test_a_command_that_a_message_names_exists() -> None:
 def test_after_sft_the_same_rows_are_suggested() -> None:
     given = {"dataset_name": "my rows.txt", "tasks": ["environment"], "max_steps": 3}
     given["max_completion_length"] = "137"
-    text = next_commands(Path("runs/mine"), "rookworld-nano", "sft", given)
+    text = next_commands(Path("runs/mine"), "rookworld-nano", given, "sft")
     words = (
         "grpo --config grpo_nano --output_dir runs/mine-grpo --model_name_or_path runs/mine "
         "--dataset_name 'my rows.txt' --tasks environment"
     )
     assert text.splitlines()[-1].endswith(f"{words} --max_completion_length 137")
     given["tasks"] = ["policy", "fill_in"]
-    text = next_commands(Path("runs/mine"), "rookworld-nano", "sft", given)
+    text = next_commands(Path("runs/mine"), "rookworld-nano", given, "sft")
     assert " --tasks policy fill_in --max_completion_length 137" in text
     assert text.endswith(" --rewards policy_best_move fill_in_exact")
 

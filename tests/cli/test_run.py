@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import io
 import multiprocessing
 import os
+import re
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,8 +24,9 @@ from torch import distributed
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
 from rookworld_rlvr.cli import run
-from rookworld_rlvr.cli.run import Others, run_cli
+from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.training.config import RookWorldGRPOConfig
 
 Main = Callable[[Sequence[str]], None]
 
@@ -127,12 +132,6 @@ def test_a_process_that_does_not_end_by_itself_is_ended(tmp_path: Path) -> None:
     assert said.count("process 1 ends, because process 0 failed (KeyError: 'planted')") == 1
 
 
-def test_a_single_process_has_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    assert Others.of_this_run() is None
-
-
 # --------------------------------------------------------------------------------------------------
 # One process
 # --------------------------------------------------------------------------------------------------
@@ -172,6 +171,34 @@ def test_a_log_file_has_each_line_at_once(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert seen == ["step 5\n"]
 
 
+GROUPS = [RookWorldGRPOConfig]  # as in a recipe's script
+SIZES = "max_completion_length or per_device_eval_batch_size or per_device_train_batch_size"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), f"out of memory .*lower {SIZES}"),
+        (None, f"out of memory .*lower {SIZES}"),
+        (OSError(errno.ENOSPC, "No space left", "x.parquet"), "the disk is full .*x.parquet"),
+    ],
+    ids=["GPU", "CPU", "disk"],
+)
+def test_when_memory_or_disk_runs_out_one_message_says_what_to_do(
+    error: Exception | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main(argv: Sequence[str]) -> None:
+        if error is not None:
+            raise error
+        torch.empty(2**50)
+
+    with pytest.raises(SystemExit) as ended:
+        run_cli(main)
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(f"{said}.*--resume_from_checkpoint auto", line)
+
+
 def test_ctrl_c_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def main(argv: object) -> None:
         raise KeyboardInterrupt
@@ -197,3 +224,30 @@ def test_without_a_launcher_one_gpu_of_several_is_used(
             run_cli(lambda argv: None)
         assert own["CUDA_VISIBLE_DEVICES"] == devices
         assert ("--num_processes 8" in capsys.readouterr().out) is not bool(launcher)
+
+
+# --------------------------------------------------------------------------------------------------
+# Before it runs
+# --------------------------------------------------------------------------------------------------
+START = """
+import sys
+sys.argv = ["rookworld", "grpo", "--dry_run"]
+from rookworld_rlvr.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.0, 2.0])
+def test_ctrl_c_at_the_start_is_one_line(seconds: float) -> None:
+    """Before it was a traceback with exit code 1, or nothing at all."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", START],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.strip()) == (130, "rookworld: interrupted")

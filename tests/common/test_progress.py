@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import re
-import sys
 import time
 
 import pytest
@@ -32,7 +30,7 @@ def test_a_log_has_a_line_from_time_to_time(
 ) -> None:
     work(total=total)
     lines = capsys.readouterr().err.splitlines()
-    assert 1 <= len(lines) <= 3 and all(re.fullmatch(f"making rows: {line}", x) for x in lines)
+    assert 1 <= len(lines) <= 10 and all(re.fullmatch(f"making rows: {line}", x) for x in lines)
     for _ in shown(range(3), "short work", total):
         pass
     assert capsys.readouterr().err == ""
@@ -63,15 +61,3 @@ def test_only_the_outermost_is_shown_until_it_ends_or_fails(
         raise KeyboardInterrupt
     work("second")
     assert capsys.readouterr().err.startswith("second: ")
-
-
-def test_a_terminal_has_a_bar_with_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(progress, "_BAR_AFTER_S", 0)
-    assert list(shown(range(3), "making rows", 3)) == [0, 1, 2]
-    assert "making rows:   0%" in terminal.getvalue() and "\r" in terminal.getvalue()

@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 from rookworld_rlvr.cli import main
-from rookworld_rlvr.cli.commands import MODULES, SCRIPTS
-from rookworld_rlvr.common.shipped import find_recipe
+from rookworld_rlvr.cli.run import MODULES, SCRIPTS
+from rookworld_rlvr.common.files import find_recipe
 
 from ..conftest import REPOSITORY, script
 

@@ -79,11 +79,6 @@ def test_the_keys_of_a_plugin_are_options_of_the_launcher(name: str, key: str) -
     assert plugin.keys() <= known.keys()
 
 
-def test_fsdp2_and_zero2_are_what_their_names_say() -> None:
-    assert load(CONFIGS / "fsdp2.yaml").fsdp_config["fsdp_version"] == 2
-    assert load(CONFIGS / "deepspeed_zero2.yaml").deepspeed_config["zero_stage"] == 2
-
-
 def test_slurm_runs_our_command_on_each_machine(tmp_path: Path) -> None:
     """With stand-ins for Slurm's two commands, which run the command on each of two machines."""
     for name, text in SLURM.items():

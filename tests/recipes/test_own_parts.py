@@ -70,8 +70,6 @@ def in_chess(completions, **columns):
 def one(completions, **columns):
     return [1.0]
 
-
-nothing = None
 '''
 
 TASK = '''
@@ -144,7 +142,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     TASKS.pop("turn", None)
     for names in (suites._OWN, suites.SUITE_HEADLINES):
-        names.pop("starts", None)
+        for name in ("starts", "others"):
+            names.pop(name, None)
 
 
 def test_a_reward_has_its_options_its_tasks_and_a_dashboard_s_name() -> None:
@@ -192,18 +191,14 @@ def test_an_exception_is_placed_in_the_user_s_file() -> None:
     [
         ({"name": "my_reward.py:short"}, "no file 'my_reward.py'; did you mean my_rewards.py"),
         ({"name": "my_rewards.py:shrt"}, "my_rewards.py has no 'shrt'; did you mean short"),
-        ({"name": "my_rewards.py:"}, "has no ''"),
         ({"name": "no_such_module:short"}, "no_such_module could not be run: ModuleNotFoundError"),
         ({"name": "no_python.py:short"}, "no_python.py could not be run: SyntaxError"),
         ({"name": "my_rewards.py:fussy"}, "my_rewards.py:fussy takes (text); TRL passes all"),
-        ({"name": "my_rewards.py:nothing"}, "nothing must be a function, but is None"),
         ({"name": "my_rewards.py:short", "lenght": 3}, "no option 'lenght'; did you mean length"),
         (
             {"name": "my_rewards.py:short", "tasks": ["polic"]},
             "not a valid task; did you mean policy",
         ),
-        ({"name": "my_rewards.py:short", "tasks": "policy"}, "is not a list"),
-        ({"name": "short"}, "there is no reward called 'short'"),
     ],
 )
 def test_what_is_wrong_with_a_reward_is_one_sentence(spec: dict[str, str], said: str) -> None:
@@ -278,10 +273,9 @@ def test_a_run_does_not_go_on_with_a_reward_that_was_edited(folder: Path) -> Non
 def test_a_reward_that_fails_ends_with_one_message(folder: Path) -> None:
     rewards = json.dumps([{"name": "my_rewards.py:broken"}])
     said = "the reward broken raised ZeroDivisionError: division by zero (my_rewards.py, line "
-    for more in ([], ["--dry_run"]):
-        done = script("grpo.py", *SMALL, "--rewards", rewards, *more, cwd=folder)
-        assert done.returncode == 2
-        assert said in done.stderr and "Traceback" not in done.stderr
+    done = script("grpo.py", *SMALL, "--rewards", rewards, cwd=folder)
+    assert done.returncode == 2
+    assert said in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_step_of_a_task_of_one_s_own(folder: Path) -> None:
@@ -316,7 +310,6 @@ def test_a_step_of_a_task_of_one_s_own(folder: Path) -> None:
     ("key", "value", "said"),
     [
         ("tasks_from", "my_task.py:Turm", "my_task.py has no 'Turm'; did you mean Turn"),
-        ("tasks_from", "my_task.py", "my_task.py' has no ':name'; write path/to/file.py:name"),
         ("tasks_from", "my_task.py:Half", "Half does not define parse_answer, score, split"),
         ("tasks_from", "my_task.py:rules", "rules is not a subclass of tasks.task.Task"),
         ("suites_from", "my_task.py:Turn", "is not a subclass of evaluation.suite.Suite"),

@@ -14,7 +14,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rookworld_rlvr.cli.commands import SCRIPTS
+from rookworld_rlvr.cli.run import SCRIPTS
 from rookworld_rlvr.data.synthesis import opening_positions
 from rookworld_rlvr.tasks.registry import TASKS
 
@@ -145,7 +145,6 @@ def test_a_dry_run_loads_no_model_and_leaves_nothing(tmp_path: Path) -> None:
         ("--max_rows 300 --per_device_train_batch_size 4096", "do not fill one generation"),
         ("--resume_from_checkpoint missing", "'missing' is damaged or no checkpoint"),
         ("--model_name_or_path nobody/nothing", "cannot load the tokenizer 'nobody/nothing'"),
-        ("--dataset_name nobody/nothing", "cannot load the data set 'nobody/nothing'"),
     ],
 )
 def test_bad_input_gives_one_message_and_exit_code_2(

@@ -14,7 +14,7 @@ import chess
 import pyarrow
 from pyarrow import csv
 
-from ...common.hashing import draw
+from ...common.stats import draw
 from ...tasks import rules
 from ..answerers import Answerer
 from ..games import ask_moves

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from ...common.errors import ConfigurationError
 from ...common.own import load_own_class
-from ...common.settings import each, record_faults, setting, share_faults
+from ...common.settings import Bounds, each, record_faults, setting, share_bounds, value_faults
 from ...evaluation.registry import SUITE_HEADLINES
 from ...tasks.metrics import training_metrics, unknown_metric
 from ...tasks.registry import TASKS
@@ -57,8 +57,10 @@ def _phase_faults(entries: Any, name: str) -> list[str]:
         steps = entry.get("steps", 1 if number == len(entries) else None)
         if type(steps) is not int or steps < 1:
             faults.append(f"{where}: steps is {steps!r}; give a whole number above 0")
-        shares = {task: share for task, share in entry.items() if task != "steps"}
-        faults += share_faults(where, shares, TASKS, "task")
+        given = {task: share for task, share in entry.items() if task != "steps"}
+        faults += value_faults(
+            where, given, dict[str, float], Bounds(**share_bounds(TASKS, "task"))
+        )
     return faults
 
 

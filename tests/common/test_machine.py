@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from rookworld_rlvr.common.threads import SPINS, use_idle_cores
+from rookworld_rlvr.common.machine import SPINS, use_idle_cores
 
 from ..conftest import RECIPES
 
@@ -20,7 +20,7 @@ VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPIN
 OPENMP = """
 import ctypes, sys
 from pathlib import Path
-from rookworld_rlvr.common import threads
+from rookworld_rlvr.common import machine
 assert "torch" not in sys.modules
 (library,) = Path(sys.argv[1]).glob("libgomp*")
 ctypes.CDLL(str(library))
@@ -82,4 +82,4 @@ def test_a_script_says_so_before_torch_is_loaded(script: str) -> None:
         if isinstance(node, ast.Import | ast.ImportFrom)
     ]
     assert ast.unparse(imports[0]) == "from __future__ import annotations"
-    assert "rookworld_rlvr.common.threads" in ast.unparse(imports[1])
+    assert "rookworld_rlvr.common.machine" in ast.unparse(imports[1])
