@@ -27,7 +27,7 @@ from .words import named_here, options, usual
 
 
 def _register_suite(name: str) -> None:
-    from ..evaluation.registry import register_own_suite  # with torch, which takes seconds
+    from ..evaluation.suite import register_own_suite  # with torch, which takes seconds
 
     register_own_suite(name)
 

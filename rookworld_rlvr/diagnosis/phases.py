@@ -20,7 +20,7 @@ from accelerate.utils import gather_object
 from ..common.errors import RookWorldError
 from ..common.files import read_asset
 from ..common.settings import Checked, setting
-from ..common.stats import Proportion
+from ..common.stats import wilson
 from ..tasks.metrics import compare, headline, rights, scores
 from ..tasks.registry import TASKS
 from ..training.health.monitor import Finding, HealthMonitor
@@ -306,7 +306,7 @@ def analysis(trainer: DiagnosedTrainer, record: Part) -> Part:
 def _may_be_chance(finding: Finding, sizes: Mapping[str, int]) -> bool:
     """Whether a share may be over its bound by chance, in a sample of this size."""
     n, bound = sizes.get(finding.rule, 0), finding.bound
-    return n > 0 and bound is not None and Proportion(finding.value * n, n).interval[0] <= bound
+    return n > 0 and bound is not None and wilson(finding.value, n)[0] <= bound
 
 
 def cause_of(rule: str, found: set[str]) -> str | None:
@@ -327,7 +327,7 @@ def measurements(
     rows = record["initial"]["heldout"]
     formats = {row["metric"]: row["share"] for row in rows if row["metric"].endswith("/format")}
     n = sampled["completions"]
-    unreadable = Proportion(log["health/unreadable"] * n, n).interval[0]
+    unreadable, _ = wilson(log["health/unreadable"], n)
     when = "unreadable_when_sampled" if max(formats.values(), default=0) > 0.5 else "unreadable"
     noted: dict[str, tuple[float, str]] = {
         "active_dropout": (set_up["active_dropout"], ""),

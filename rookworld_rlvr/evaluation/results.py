@@ -4,17 +4,59 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from ..common.stats import Estimate, Paired
+from ..common.stats import Estimate, Kind, Paired, estimate, paired
 from ..common.terminal import wrapped
 from .registry import SUITE_HEADLINES
 
-if TYPE_CHECKING:
-    from .suite import SuiteResult
-
 SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteResult:
+    """A suite's outcome for one model.
+
+    Args:
+        version: Results of different versions are not comparable.
+        n: Items that were asked: prompts, positions or games.
+        seed: The seed of the items; None if they come from a file alone.
+        decoding: How the model chose its tokens.
+        kinds: Of the metrics, by name.
+        values: By metric and item. Those of a group of items are under ``metric/group``.
+        estimates: Metrics that are not a mean over items, such as an Elo difference.
+        notes: What else is worth knowing, such as the engine and its limit.
+    """
+
+    version: int
+    n: int
+    seed: int | None
+    decoding: Mapping[str, Any]
+    kinds: Mapping[str, Kind]
+    values: Mapping[str, Mapping[str, float]]
+    estimates: Mapping[str, Estimate] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    def metrics(self) -> dict[str, Estimate]:
+        """Each metric's value and interval, the groups behind their metric."""
+        of_items = {
+            name: estimate(self._kind(name), list(values.values()))
+            for name, values in self.values.items()
+        }
+        return {**of_items, **self.estimates}
+
+    def compare(self, other: SuiteResult) -> dict[str, Paired]:
+        """How `other` differs from this one, metric by metric, on the items of both."""
+        results = {
+            name: paired(self._kind(name), values, other.values[name])
+            for name, values in self.values.items()
+            if name in other.values
+        }
+        return {name: result for name, result in results.items() if result is not None}
+
+    def _kind(self, name: str) -> Kind:
+        return self.kinds[name.split("/", 1)[0]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from transformers import Trainer
 
 from ..common.errors import RookWorldError
 from ..common.progress import quiet
-from ..evaluation.answerers import LanguageModel, shared
+from ..evaluation.models import LanguageModel
 from ..evaluation.pass_at_k import (
     GREEDY_SHARE,
     Measured,
@@ -23,7 +23,7 @@ from ..evaluation.pass_at_k import (
     read_counts,
     write_counts,
 )
-from ..models.decoding import ANSWER_TOKENS, Decoding, complete
+from ..models.decoding import ANSWER_TOKENS, Decoding, complete, shared
 from ..tasks.metrics import evaluate_completions
 from ..tasks.registry import TASKS, is_right
 from ..tasks.types import values_by_move

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rookworld_rlvr.common.stats import Proportion
+from rookworld_rlvr.common.stats import proportion
 from rookworld_rlvr.evaluation.models import RandomMover
 from rookworld_rlvr.evaluation.pass_at_k import (
     RightCounts,
@@ -75,7 +75,7 @@ def test_a_majority_of_analyses_is_one_of_their_moves() -> None:
         "unreadable ones count too"
     )
     votes = RightCounts(4, [1, 4], [0, 1], [0, 1]).estimates()["majority@4"]
-    assert votes.value == 0.5 and votes.interval == Proportion(1, 2).interval
+    assert votes.value == 0.5 and votes.interval == proportion(1, 2).interval
 
 
 def test_counts_are_written_and_read(tmp_path: Path) -> None:

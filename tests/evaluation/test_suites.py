@@ -20,8 +20,8 @@ from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.common.stats import Kind
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, DataArguments, is_held_out, load_data
 from rookworld_rlvr.engine.arguments import EngineArguments
-from rookworld_rlvr.evaluation.answerers import LanguageModel
 from rookworld_rlvr.evaluation.models import (
+    LanguageModel,
     ModelArguments,
     Oracle,
     RandomMover,
@@ -30,23 +30,27 @@ from rookworld_rlvr.evaluation.models import (
 from rookworld_rlvr.evaluation.registry import (
     SUITE_HEADLINES,
     SuiteArguments,
-    open_suites,
-    suite_class,
 )
-from rookworld_rlvr.evaluation.results import ModelResults, results_document, results_text
+from rookworld_rlvr.evaluation.results import (
+    ModelResults,
+    SuiteResult,
+    results_document,
+    results_text,
+)
 from rookworld_rlvr.evaluation.suite import (
     Judged,
     Metric,
     PromptSuite,
     Suite,
-    SuiteResult,
     keep_apart,
+    open_suites,
+    suite_class,
 )
 from rookworld_rlvr.evaluation.suites.environment import EnvironmentSuite
 from rookworld_rlvr.evaluation.suites.fill_in import FillInSuite
+from rookworld_rlvr.evaluation.suites.games import SelfPlaySuite
 from rookworld_rlvr.evaluation.suites.openings import OpeningsSuite
 from rookworld_rlvr.evaluation.suites.policy import PolicySuite
-from rookworld_rlvr.evaluation.suites.self_play import SelfPlaySuite
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import GREEDY, ROOKWORLD, Decoding, complete
 from rookworld_rlvr.tasks import rules

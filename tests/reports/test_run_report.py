@@ -15,11 +15,11 @@ from PIL import ImageColor
 
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.files import asset_path
-from rookworld_rlvr.common.stats import Proportion
+from rookworld_rlvr.common.stats import proportion
 from rookworld_rlvr.evaluation.pass_at_k import RightCounts, write_counts
-from rookworld_rlvr.reports.run import RunRecord, page, read_runs
-from rookworld_rlvr.reports.run.plots import Series, plot
-from rookworld_rlvr.reports.run.record import AnswerPair, change, choose, errors
+from rookworld_rlvr.reports.page import page
+from rookworld_rlvr.reports.plots import Series, plot
+from rookworld_rlvr.reports.record import AnswerPair, RunRecord, change, choose, errors, read_runs
 
 from ..browser import HEIGHT, WIDTHS, Browser, colour, painted
 from ..conftest import recipe
@@ -83,7 +83,7 @@ def test_answers_are_those_that_were_counted(runs: Path) -> None:
                 for pair in run.answers
                 if pair.before["task"] == task
             ]
-            assert Proportion(sum(hits), len(hits)) == result
+            assert proportion(sum(hits), len(hits)) == result
 
 
 def points(drawn: str, shape: str) -> list[tuple[float, float]]:
@@ -212,8 +212,8 @@ def test_a_run_that_fell_does_not_look_well(runs: Path) -> None:
     tie = page([run])
     assert '<div class="verdict tie">' in tie and "a tie: chance alone may explain it" in tie
     run.changes = {}
-    zero = {name: Proportion(0, result.n) for name, result in run.before.items()}
-    one = {name: Proportion(result.n, result.n) for name, result in run.before.items()}
+    zero = {name: proportion(0, result.n) for name, result in run.before.items()}
+    one = {name: proportion(result.n, result.n) for name, result in run.before.items()}
     run.before, run.after = zero, one
     assert '<div class="verdict ">' in page([run])
     run.before, run.after = zero, zero

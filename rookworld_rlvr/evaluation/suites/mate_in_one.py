@@ -9,8 +9,8 @@ from ...data import synthesis
 from ...data.loading import HELDOUT_SHARE, is_held_out
 from ...tasks import rules
 from ...tasks.policy import write_policy_prompt
-from ..games import read_reply
 from ..suite import Metric, PromptSuite
+from .games import read_reply
 
 
 class MateInOneSuite(PromptSuite[str]):

@@ -19,8 +19,7 @@ from ...models.decoding import ROOKWORLD
 from ...tasks import rules
 from ...tasks.environment import parse_environment_prompt, write_environment_prompt
 from ...tasks.types import EnvironmentPrompt
-from ..answerers import Answerer
-from ..suite import Judged, Metric, PromptSuite, SuiteUnavailableError
+from ..suite import Answerer, Judged, Metric, PromptSuite, SuiteUnavailableError
 from .environment import EnvironmentSuite, heldout_prompts
 
 logger = logging.getLogger(__name__)

@@ -16,9 +16,8 @@ from pyarrow import csv
 
 from ...common.hashing import draw
 from ...tasks import rules
-from ..answerers import Answerer
-from ..games import ask_moves
-from ..suite import Judged, Metric, Suite, SuiteUnavailableError
+from ..suite import Answerer, Judged, Metric, Suite, SuiteUnavailableError
+from .games import ask_moves
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,9 @@ import chess
 import pytest
 
 from rookworld_rlvr.engine.arguments import EngineArguments
-from rookworld_rlvr.evaluation.answerers import Answerer
 from rookworld_rlvr.evaluation.models import Oracle, RandomMover
 from rookworld_rlvr.evaluation.results import ModelResults, goal_rows, results_text
-from rookworld_rlvr.evaluation.suite import SuiteUnavailableError
+from rookworld_rlvr.evaluation.suite import Answerer, SuiteUnavailableError
 from rookworld_rlvr.evaluation.suites.openings import OpeningsSuite
 from rookworld_rlvr.models.decoding import Decoding
 from rookworld_rlvr.tasks import rules

@@ -10,8 +10,8 @@ import pytest
 
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.engine.arguments import EngineArguments
-from rookworld_rlvr.evaluation.registry import SuiteArguments, open_suites
-from rookworld_rlvr.evaluation.suite import SuiteUnavailableError
+from rookworld_rlvr.evaluation.registry import SuiteArguments
+from rookworld_rlvr.evaluation.suite import SuiteUnavailableError, open_suites
 from rookworld_rlvr.evaluation.suites.puzzles import PuzzlesSuite, read_puzzles
 
 from ...scripted import GARBAGE, Scripted

@@ -1,23 +1,24 @@
-"""Games played side by side: where they start, how they end; each ply asks for all of them at once."""
+"""Suites `self_play` and `closed_loop`, and games in general; each ply asks for all of them at once."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import chess
 import chess.pgn
 
-from ..common.errors import NotationError
-from ..common.progress import Progress
-from ..data import synthesis
-from ..data.loading import HELDOUT_SHARE, is_held_out
-from ..tasks import rules
-from ..tasks.policy import parse_policy_answer, write_policy_prompt
-from .answerers import Answerer
-from .suite import Judged, Suite
+from ...common.errors import NotationError
+from ...common.progress import Progress
+from ...data import synthesis
+from ...data.loading import HELDOUT_SHARE, is_held_out
+from ...data.positions import prompt_of
+from ...tasks import rules
+from ...tasks.environment import score_environment, write_environment_prompt
+from ...tasks.policy import parse_policy_answer, write_policy_prompt
+from ..suite import Answerer, Judged, Metric, Suite
 
 OPENING_PLIES = 4
 MOST_PLIES = 200  # half-moves after which a game is cut off
@@ -33,12 +34,10 @@ class Reply:
     Args:
         readable: Whether the answer could be read.
         move: `B` if it is legal, else None.
-        is_last: Whether the game stops after this move.
     """
 
     readable: bool
     move: chess.Move | None
-    is_last: bool = False
 
 
 @dataclass(slots=True)
@@ -51,8 +50,7 @@ class Game:
         half_moves: Legal moves since the suite's starting position, of both sides.
         ending: None while it is under way; else why it is over: by the rules as python-chess ends it,
             without a claim (checkmate, stalemate, insufficient material, 75 moves, fivefold repetition);
-            by an illegal or unreadable move; because it was cut off; or because a suite stopped it, see
-            `Reply`.
+            by an illegal or unreadable move; because it was cut off; or stopped at an error.
         errors: What a suite notes of the model's answers.
     """
 
@@ -73,8 +71,6 @@ class Game:
             self.ending = "rules"
         elif self.half_moves == MOST_PLIES:
             self.ending = "capped"
-        elif reply.is_last:
-            self.ending = "stopped"
 
 
 def openings(count: int, seed: int) -> list[chess.Board]:
@@ -97,9 +93,11 @@ class GameSuite(Suite[chess.Board]):
 
     Attributes:
         played: The games that the model asked last has played.
+        stops_at_errors: Whether a game ends at the first of its `errors`.
     """
 
     played: Sequence[Game] = ()
+    stops_at_errors: ClassVar[bool] = False
 
     about = f"Games from held-out positions after {OPENING_PLIES} random plies."
 
@@ -122,6 +120,8 @@ class GameSuite(Suite[chess.Board]):
             while running := [game for game in games if game.ending is None]:
                 for game, reply in zip(running, self.replies(model, running), strict=True):
                     game.take(reply)
+                    if self.stops_at_errors and game.errors:
+                        game.ending = game.ending or "stopped"
                 progress.update(1)
         self.played = games
         for game in games:
@@ -183,3 +183,97 @@ def read_reply(board: chess.Board, completion: str) -> Reply:
         return Reply(True, board.parse_uci(answer.best_move))
     except ValueError:
         return Reply(True, None)
+
+
+class SelfPlaySuite(GameSuite):
+    """Games of a model against itself, each from another opening.
+
+    From one position, a greedy model always plays the same game. RookWorld's README gives 36.3 legal
+    half-moves; its games may start from other positions.
+
+    A game that is cut off, and one that ends by the rules, counts with all its half-moves, so the mean
+    is a lower bound.
+    """
+
+    name = "self_play"
+    summary = "Plays both sides of a game by policy answers, with python-chess as the board."
+    version = 1
+    headline = "legal_half_moves"
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "legal_half_moves": Metric(
+            "mean",
+            "Half-moves from the starting position to the first illegal or unreadable move, or to the "
+            "end of the game.",
+        ),
+        "finished": Metric("share", "The game ended by the rules."),
+        "capped": Metric("share", "The game was cut off at 200 half-moves, all of them legal."),
+        "illegal_end": Metric("share", "The game ended with an illegal move."),
+        "unreadable_end": Metric("share", "The game ended with an answer that cannot be read."),
+    }
+
+    @staticmethod
+    def judge(game: Game) -> dict[str, float]:
+        """See `GameSuite`."""
+        return {
+            "legal_half_moves": game.half_moves,
+            "finished": game.ending == "rules",
+            "capped": game.ending == "capped",
+            "illegal_end": game.ending == "illegal",
+            "unreadable_end": game.ending == "unreadable",
+        }
+
+
+class ClosedLoopSuite(GameSuite):
+    """Games that a model imagines: its policy answer is the action, its environment answer the state.
+
+    A game stops at the first error. Until then the model's state equals python-chess's, so it does not
+    matter which of them is fed back. A fivefold repetition ends a game too, though no prompt shows it.
+    """
+
+    name = "closed_loop"
+    summary = "Plays and simulates a game: its own environment answer is the next position."
+    version = 1
+    headline = "right_plies"
+    stops_at_errors = True
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "right_plies": Metric(
+            "mean",
+            "Plies before the first error, of move or state; all plies of a game without an error.",
+        ),
+        "finished": Metric("share", "The game ended by the rules, without an error."),
+        "capped": Metric("share", "The game was cut off at 200 plies, without an error."),
+        "state_error": Metric(
+            "share",
+            "The simulated state, reward or flags differed from python-chess's, or could not be read.",
+        ),
+        "illegal_move": Metric("share", "The game stopped at an illegal move."),
+        "unreadable_move": Metric("share", "The game stopped at an unreadable policy answer."),
+    }
+
+    def replies(self, model: Answerer, running: Sequence[Game]) -> list[Reply]:
+        """Ask for all moves, then for the states after them; a wrong state stops its game."""
+        replies = super().replies(model, running)
+        asked = [
+            (game, prompt_of(game.board, reply.move.uci()))
+            for game, reply in zip(running, replies, strict=True)
+            if reply.move
+        ]
+        prompts = [write_environment_prompt(prompt) for _, prompt in asked]
+        states = model.answers(prompts) if prompts else []
+        for (game, prompt), state in zip(asked, states, strict=True):
+            if not score_environment(prompt.fen, prompt.action, state)["exact"]:
+                game.errors.append("wrong state")
+        return replies
+
+    @staticmethod
+    def judge(game: Game) -> dict[str, float]:
+        """See `GameSuite`."""
+        state_error = bool(game.errors)
+        return {
+            "right_plies": game.half_moves - state_error,
+            "finished": game.ending == "rules" and not state_error,
+            "capped": game.ending == "capped" and not state_error,
+            "state_error": state_error,
+            "illegal_move": game.ending == "illegal",
+            "unreadable_move": game.ending == "unreadable",
+        }

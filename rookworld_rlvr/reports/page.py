@@ -8,14 +8,14 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ...common.files import read_asset
-from ...common.html import name, render
-from ...common.stats import Estimate, Paired
-from ...evaluation.results import decoding_text
-from ...tasks.metrics import headline, headlines
-from ...tasks.registry import TASKS
-from ...training.changes import stretches, words
-from ...training.results import change_text, interval_text, limit_lines
+from ..common.files import read_asset
+from ..common.html import name, render
+from ..common.stats import Estimate, Paired
+from ..evaluation.results import decoding_text
+from ..tasks.metrics import headline, headlines
+from ..tasks.registry import TASKS
+from ..training.changes import stretches, words
+from ..training.results import change_text, interval_text, limit_lines, value_text
 from .plots import COLOURS, heldout_plots, training_plots
 from .record import (
     ROUND_HEADS,
@@ -54,6 +54,7 @@ def page(runs: Sequence[RunRecord], rounds: Sequence[Mapping[str, Any]] = ()) ->
         },
         change_text=change_text,
         interval_text=interval_text,
+        value_text=value_text,
         reach=sorted({line for run in told for line in limit_lines(run.results.get("limits", {}))}),
         heldout_plots=heldout_plots(runs),
         training_plots=list(filter(None, training_plots(runs))),

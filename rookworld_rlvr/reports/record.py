@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ...common.errors import RookWorldError
-from ...common.stats import Paired
-from ...evaluation.pass_at_k import RightCounts, read_counts
-from ...tasks.metrics import Results
-from ...tasks.registry import TASKS
-from ...training.checkpoints import checkpoints
-from ...training.health.monitor import HEALTH_FILE
-from ...training.results import (
+from ..common.errors import RookWorldError
+from ..common.stats import Paired
+from ..evaluation.pass_at_k import RightCounts, read_counts
+from ..tasks.metrics import Results
+from ..tasks.registry import TASKS
+from ..training.checkpoints import checkpoints
+from ..training.health.monitor import HEALTH_FILE
+from ..training.results import (
     ANSWERS_AFTER,
     ANSWERS_BEFORE,
     CARD,
@@ -31,7 +31,7 @@ from ...training.results import (
     RESULTS,
     compared,
     heldout_results,
-    read_proportions,
+    read_estimates,
 )
 
 LEDGER = "ledger.jsonl"  # of `rookworld evolve`
@@ -177,7 +177,7 @@ def read_run(folder: Path, name: str) -> RunRecord:
         config,
         sessions=read(PROVENANCE, {}).get("sessions", ()),
         history=read(state, {}).get("log_history", ()),
-        before=heldout_results(results, "before") or read(HELDOUT_BEFORE, {}, read_proportions),
+        before=heldout_results(results, "before") or read(HELDOUT_BEFORE, {}, read_estimates),
         after=heldout_results(results, "after"),
         results={key: value for key, value in results.items() if key != "heldout"},
         answers=answers,
