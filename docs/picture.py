@@ -16,8 +16,8 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
 from rookworld_rlvr.common.stats import wilson
-from rookworld_rlvr.reports.record import Answer, RunRecord, read_runs
 from rookworld_rlvr.reports.plots import Series, plot
+from rookworld_rlvr.reports.record import Answer, RunRecord, read_runs
 from rookworld_rlvr.tasks.registry import TASKS
 
 METRIC = "environment/exact"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import yaml
 
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
+from ..common.files import read_asset
 from ..common.own import load_own_class
 from ..common.shipped import find_recipe, shipped_names
 from ..common.stats import Kind
@@ -22,7 +23,7 @@ from ..data.sources import Malformed, SourceArguments, check_dataset_name, parse
 from ..models.decoding import Decoding
 from ..tasks import rules
 from ..tasks.registry import TASKS, task_of
-from .pass_at_k import kinds, majority, passes
+from .pass_at_k import count_right, kinds, passes
 from .registry import SUITE_HEADLINES, SuiteArguments
 from .results import SuiteResult
 
@@ -175,6 +176,17 @@ class Suite(ABC, Generic[Item]):
         return ()
 
 
+S = TypeVar("S", bound=Suite[Any])
+
+
+def packaged(suite: type[S]) -> type[S]:
+    """Give a packaged suite its summary, `about` and metrics, from ``assets/suites.yaml``."""
+    said = read_asset("suites.yaml")[suite.name]
+    suite.summary, suite.about = said["summary"], said.get("about", "")
+    suite.metrics = {name: Metric(*entry) for name, entry in said["metrics"].items()}
+    return suite
+
+
 class PromptSuite(Suite[Item]):
     """A suite whose items are one prompt each, with one answer, so that pass@k can be measured."""
 
@@ -205,9 +217,8 @@ class PromptSuite(Suite[Item]):
         drawn = model.samples(prompts, count)
         for (name, item), prompt, texts in zip(self.items.items(), prompts, drawn, strict=True):
             hits = {text: self.judge(item, text)[right] == 1 for text in texts}
-            chosen = majority(texts, TASKS[task_of(prompt)].vote)
-            found = passes(sum(hits[text] for text in texts), count)
-            yield name, {**found, f"majority@{count}": float(hits[chosen])}, ()
+            found, voted = count_right(texts, hits, TASKS[task_of(prompt)].vote)
+            yield name, {**passes(found, count), f"majority@{count}": float(voted)}, ()
 
 
 def _names(metric: str, groups: Iterable[str]) -> list[str]:

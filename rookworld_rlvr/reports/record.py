@@ -35,15 +35,6 @@ from ..training.results import (
 )
 
 LEDGER = "ledger.jsonl"  # of `rookworld evolve`
-ROUND_HEADS = (
-    "round",
-    "positions",
-    "environment rows",
-    "expected score",
-    "change",
-    "Elo",
-    "outcome",
-)
 _STATE = "trainer_state.json"
 _OPTIONAL = (EVALUATION, HELDOUT_PASS)  # what only some runs write
 Logs = Mapping[str, Any]
@@ -216,19 +207,21 @@ def read_ledger(folder: Path) -> list[dict[str, Any]]:
     return _json_lines(path) if path.is_file() else []
 
 
-def round_cells(entry: Mapping[str, Any]) -> list[str]:
-    """An entry of the ledger in words, by `ROUND_HEADS`."""
+def round_cells(entry: Mapping[str, Any]) -> dict[str, str]:
+    """An entry of the ledger in words, by the heads of a table."""
     before, after = entry["heldout"]["policy/expected_score"]
     change, elo = entry["expected_score"], entry["match"].get("elo_difference")
-    return [
-        str(entry["round"]),
-        str(entry["policy_rows"]),
-        str(entry["environment_rows"]),
-        f"{before:.1%} → {after:.1%}",
-        "{difference:+.2%} [{low:+.2%}, {high:+.2%}]".format(**change),
-        "{value:+.0f} [{low:+.0f}, {high:+.0f}]".format(**elo) if elo else "not finite",
-        "accepted" if entry["accepted"] else "not accepted: " + "; ".join(entry["reasons"]),
-    ]
+    return {
+        "round": str(entry["round"]),
+        "positions": str(entry["policy_rows"]),
+        "environment rows": str(entry["environment_rows"]),
+        "expected score": f"{before:.1%} → {after:.1%}",
+        "change": "{difference:+.2%} [{low:+.2%}, {high:+.2%}]".format(**change),
+        "Elo": "{value:+.0f} [{low:+.0f}, {high:+.0f}]".format(**elo) if elo else "not finite",
+        "outcome": "accepted"
+        if entry["accepted"]
+        else "not accepted: " + "; ".join(entry["reasons"]),
+    }
 
 
 # --------------------------------------------------------------------------------------------------

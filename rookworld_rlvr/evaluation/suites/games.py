@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -18,7 +18,7 @@ from ...data.positions import prompt_of
 from ...tasks import rules
 from ...tasks.environment import score_environment, write_environment_prompt
 from ...tasks.policy import parse_policy_answer, write_policy_prompt
-from ..suite import Answerer, Judged, Metric, Suite
+from ..suite import Answerer, Judged, Suite, packaged
 
 OPENING_PLIES = 4
 MOST_PLIES = 200  # half-moves after which a game is cut off
@@ -73,13 +73,13 @@ class Game:
             self.ending = "capped"
 
 
-def openings(count: int, seed: int) -> list[chess.Board]:
-    """Different positions of the held-out tenth, after four random plies, with their moves."""
+def openings(count: int, seed: int, held_out: bool = True) -> list[chess.Board]:
+    """Different positions after four random plies, with their moves; of the held-out tenth, or not."""
     boards: dict[str, chess.Board] = {}
     stream = synthesis.opening_games(seed, OPENING_PLIES)
     while len(boards) < count:
         board = next(stream)
-        if is_held_out(board.fen(), HELDOUT_SHARE):
+        if is_held_out(board.fen(), HELDOUT_SHARE) == held_out:
             boards.setdefault(rules.position_key(board.fen()), board)
     return list(boards.values())
 
@@ -98,8 +98,6 @@ class GameSuite(Suite[chess.Board]):
 
     played: Sequence[Game] = ()
     stops_at_errors: ClassVar[bool] = False
-
-    about = f"Games from held-out positions after {OPENING_PLIES} random plies."
 
     def __init__(self, suite_games: int, suite_seed: int) -> None:
         super().__init__(self.starts(suite_games, suite_seed), suite_seed)
@@ -185,6 +183,7 @@ def read_reply(board: chess.Board, completion: str) -> Reply:
         return Reply(True, None)
 
 
+@packaged
 class SelfPlaySuite(GameSuite):
     """Games of a model against itself, each from another opening.
 
@@ -196,20 +195,8 @@ class SelfPlaySuite(GameSuite):
     """
 
     name = "self_play"
-    summary = "Plays both sides of a game by policy answers, with python-chess as the board."
     version = 1
     headline = "legal_half_moves"
-    metrics: ClassVar[Mapping[str, Metric]] = {
-        "legal_half_moves": Metric(
-            "mean",
-            "Half-moves from the starting position to the first illegal or unreadable move, or to the "
-            "end of the game.",
-        ),
-        "finished": Metric("share", "The game ended by the rules."),
-        "capped": Metric("share", "The game was cut off at 200 half-moves, all of them legal."),
-        "illegal_end": Metric("share", "The game ended with an illegal move."),
-        "unreadable_end": Metric("share", "The game ended with an answer that cannot be read."),
-    }
 
     @staticmethod
     def judge(game: Game) -> dict[str, float]:
@@ -223,6 +210,7 @@ class SelfPlaySuite(GameSuite):
         }
 
 
+@packaged
 class ClosedLoopSuite(GameSuite):
     """Games that a model imagines: its policy answer is the action, its environment answer the state.
 
@@ -231,24 +219,9 @@ class ClosedLoopSuite(GameSuite):
     """
 
     name = "closed_loop"
-    summary = "Plays and simulates a game: its own environment answer is the next position."
     version = 1
     headline = "right_plies"
     stops_at_errors = True
-    metrics: ClassVar[Mapping[str, Metric]] = {
-        "right_plies": Metric(
-            "mean",
-            "Plies before the first error, of move or state; all plies of a game without an error.",
-        ),
-        "finished": Metric("share", "The game ended by the rules, without an error."),
-        "capped": Metric("share", "The game was cut off at 200 plies, without an error."),
-        "state_error": Metric(
-            "share",
-            "The simulated state, reward or flags differed from python-chess's, or could not be read.",
-        ),
-        "illegal_move": Metric("share", "The game stopped at an illegal move."),
-        "unreadable_move": Metric("share", "The game stopped at an unreadable policy answer."),
-    }
 
     def replies(self, model: Answerer, running: Sequence[Game]) -> list[Reply]:
         """Ask for all moves, then for the states after them; a wrong state stops its game."""

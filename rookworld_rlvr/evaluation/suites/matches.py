@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from subprocess import DEVNULL
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import chess
 import chess.engine
@@ -19,10 +19,11 @@ from ...common.errors import EngineError
 from ...common.stats import Estimate, wilson
 from ...engine.arguments import HASH_MB, EngineArguments, find_engine
 from ...inference.prompts import Choice, choose, policy_prompt, reply_of
+from ...models.decoding import Decoding
 from ...tasks.policy import parse_policy_answer
 from ..models import ModelArguments, open_model
 from ..results import SuiteResult
-from ..suite import Answerer, Metric, SuiteUnavailableError
+from ..suite import Answerer, SuiteUnavailableError, packaged
 from .games import Game, GameSuite, Reply
 
 T = TypeVar("T")
@@ -43,21 +44,6 @@ class MatchSuite(GameSuite):
 
     opponent: str
     headline = "score"
-    metrics: ClassVar[Mapping[str, Metric]] = {
-        "score": Metric("mean", "1 for a win, 0.5 for a draw, 0 for a loss."),
-        "elo_difference": Metric(
-            "mean", "Elo rating of the model less the opponent's, from the score."
-        ),
-        "win": Metric("share", "The model mates."),
-        "draw": Metric("share", "Neither side mates; a game that is cut off counts."),
-        "strict_score": Metric(
-            "mean", "As `score`, but an illegal or unreadable move of the model loses the game."
-        ),
-        "illegal_moves": Metric(
-            "mean", "Illegal and unreadable moves of the model in a game; each is replaced."
-        ),
-        "half_moves": Metric("mean", "Legal moves of both sides since the starting position."),
-    }
 
     @abstractmethod
     def opponent_moves(self, games: Sequence[Game]) -> list[chess.Move]:
@@ -83,7 +69,9 @@ class MatchSuite(GameSuite):
         asked = [game for game in running if game.board.turn == side_of(game)]
         others = [game for game in running if game.board.turn != side_of(game)]
         moves: dict[str, chess.Move] = {}
-        for game, choice in zip(asked, ask_choices(model, asked), strict=True):
+        for game, choice in zip(
+            asked, ask_choices(model, [game.board for game in asked]), strict=True
+        ):
             moves[game.name] = choice.move
             game.errors += [choice.fault] if choice.fault else []
         answers = self.opponent_moves(others) if others else []
@@ -115,13 +103,26 @@ def side_of(game: Game) -> chess.Color:
     return game.name.startswith("white")
 
 
-def ask_choices(model: Answerer, games: Sequence[Game]) -> list[Choice]:
-    """What `rookworld uci` would play with a model's answers, all of them asked at once."""
-    prompts = [policy_prompt(game.board) for game in games]
-    answers = model.answers(prompts) if prompts else []
+def ask_choices(
+    model: Answerer, boards: Sequence[chess.Board], decoding: Decoding | None = None
+) -> list[Choice]:
+    """What `rookworld uci` would play with a model's answers, all of them asked at once.
+
+    Args:
+        model: Answers policy prompts.
+        boards: Positions, none of them over.
+        decoding: How the answers are drawn; None takes the model's own.
+    """
+    if not boards:
+        return []
+    prompts = [policy_prompt(board) for board in boards]
+    if decoding is None:
+        answers = model.answers(prompts)
+    else:
+        answers = [text for (text,) in model.samples(prompts, 1, decoding)]
     return [
-        choose(game.board, reply_of(answer, parse_policy_answer))
-        for game, answer in zip(games, answers, strict=True)
+        choose(board, reply_of(answer, parse_policy_answer))
+        for board, answer in zip(boards, answers, strict=True)
     ]
 
 
@@ -169,6 +170,7 @@ def elo_difference(score: Estimate) -> Estimate | None:
     return Estimate(value, low, high, score.n)
 
 
+@packaged
 class VersusModelSuite(MatchSuite):
     """Games against another model, which answers greedily; see `MatchSuite`.
 
@@ -187,7 +189,6 @@ class VersusModelSuite(MatchSuite):
     """
 
     name = "versus_model"
-    summary = "Plays another model, `opponent`."
     version = 1
 
     def __init__(
@@ -201,9 +202,10 @@ class VersusModelSuite(MatchSuite):
 
     def opponent_moves(self, games: Sequence[Game]) -> list[chess.Move]:
         """See `MatchSuite`."""
-        return [choice.move for choice in ask_choices(self._player, games)]
+        return [choice.move for choice in ask_choices(self._player, [game.board for game in games])]
 
 
+@packaged
 class VersusStockfishSuite(MatchSuite):
     """Games from openings, each opening played twice, once with each colour; see `MatchSuite`.
 
@@ -217,7 +219,6 @@ class VersusStockfishSuite(MatchSuite):
     """
 
     name = "versus_stockfish"
-    summary = "Plays Stockfish at its lowest skill level, 0."
     version = 2
 
     def __init__(self, suite_games: int, suite_seed: int, engine_args: EngineArguments) -> None:
