@@ -35,10 +35,10 @@ import torch
 import yaml
 from recipe_runs import REPOSITORY
 
-from rookworld_rlvr.common.stats import Proportion
+from rookworld_rlvr.common.stats import proportion
 from rookworld_rlvr.data.loading import DataArguments, is_first_ply, is_held_out, load_data
 from rookworld_rlvr.data.synthesis import environment_row, first_plies
-from rookworld_rlvr.evaluation.answerers import LanguageModel
+from rookworld_rlvr.evaluation.models import LanguageModel
 from rookworld_rlvr.evaluation.pass_at_k import RightCounts
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import complete, complete_ids
@@ -366,7 +366,7 @@ def prompts(rows: Sequence[Row]) -> list[str]:
 
 
 def shown(shares: Sequence[float]) -> str:
-    result = Proportion(shares[0], int(shares[1]))
+    result = proportion(shares[0], int(shares[1]))
     low, high = result.interval
     return f"{100 * result.value:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 

@@ -10,7 +10,7 @@ import time
 
 from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.evaluation.models import ModelArguments, open_model
-from rookworld_rlvr.evaluation.suites.versus_model import VersusModelSuite
+from rookworld_rlvr.evaluation.suites.matches import VersusModelSuite
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from rookworld_rlvr.common.stats import estimate
 from rookworld_rlvr.data.loading import DataArguments, load_data
-from rookworld_rlvr.evaluation.answerers import LanguageModel
+from rookworld_rlvr.evaluation.models import LanguageModel
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import complete
 from rookworld_rlvr.tasks.metrics import scores

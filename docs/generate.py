@@ -23,7 +23,8 @@ from rookworld_rlvr.cli.main import first_comment
 from rookworld_rlvr.cli.run import SCRIPTS
 from rookworld_rlvr.cli.words import words
 from rookworld_rlvr.common.settings import BOUNDS, Bounds, kinds
-from rookworld_rlvr.evaluation.registry import SUITE_HEADLINES, suite_class
+from rookworld_rlvr.evaluation.registry import SUITE_HEADLINES
+from rookworld_rlvr.evaluation.suite import suite_class
 from rookworld_rlvr.rewards.registry import known_rewards
 from rookworld_rlvr.tasks.registry import TASKS
 from rookworld_rlvr.training.glossary import GLOSSARY, SECTIONS

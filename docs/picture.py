@@ -15,10 +15,9 @@ from pathlib import Path
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
-from rookworld_rlvr.common.stats import Proportion
-from rookworld_rlvr.reports.run import RunRecord, read_runs
-from rookworld_rlvr.reports.run.plots import Series, plot
-from rookworld_rlvr.reports.run.record import Answer
+from rookworld_rlvr.common.stats import wilson
+from rookworld_rlvr.reports.plots import Series, plot
+from rookworld_rlvr.reports.record import Answer, RunRecord, read_runs
 from rookworld_rlvr.tasks.registry import TASKS
 
 METRIC = "environment/exact"
@@ -52,7 +51,7 @@ def page(run: RunRecord) -> str:
     """The curve on the left; on the right the model's board before training beside the true one."""
     points = run.points(f"eval_{METRIC}")
     rows = run.rows[METRIC]
-    band = [Proportion(round(value * rows), rows).interval for _, value in points]
+    band = [wilson(value, rows) for _, value in points]
     line = Series("", points, band, chosen=run.best_step)
     title = f"Held-out moves simulated without a mistake ({rows} rows, 95% interval)"
     before = mended(run)

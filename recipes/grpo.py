@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from accelerate import PartialState
 from transformers import TrainerCallback
@@ -34,7 +35,7 @@ from rookworld_rlvr.data.loading import (
     require_truth,
 )
 from rookworld_rlvr.engine.truth import LabelArguments, PolicyTruth
-from rookworld_rlvr.evaluation.registry import SuiteArguments, open_suites
+from rookworld_rlvr.evaluation.registry import SuiteArguments
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.judge_spec import judges_of
 from rookworld_rlvr.rewards.registry import get_reward_funcs
@@ -106,7 +107,8 @@ def main(argv: Sequence[str]) -> None:
     quarantine = quarantine_path(output_dir)
     repository = None
     if training_args.push_to_hub and state.is_main_process:
-        from rookworld_rlvr.reports.run import page, read_runs
+        from rookworld_rlvr.reports.page import page
+        from rookworld_rlvr.reports.record import read_runs
         from rookworld_rlvr.training.hub import create_repository, push
 
         repository = create_repository(training_args)
@@ -136,9 +138,13 @@ def main(argv: Sequence[str]) -> None:
             pass_lines,
             starting_counts,
         )
-    suites, left_out = open_suites(suite_args, label_args)
-    if suites:
+    suites: list[Any] = []
+    left_out: dict[str, str] = {}
+    if suite_args.suites:
         from rookworld_rlvr.evaluation.results import results_document, results_text
+        from rookworld_rlvr.evaluation.suite import open_suites
+
+        suites, left_out = open_suites(suite_args, label_args)
     for name, reason in left_out.items():
         state.print(f"suite {name} is left out: {reason}")
     require_suites(training_args, left_out)

@@ -22,7 +22,7 @@ def run_faults(runs: Sequence[str], where: str) -> list[str]:
     if missing := [run for run in runs if not Path(run).is_dir()]:
         remedy = "give the output_dir of a run of rookworld grpo"
         return [f"{where}: {run!r} is not a folder; {remedy}" for run in missing]
-    from rookworld_rlvr.reports.run import MOST_RUNS
+    from rookworld_rlvr.reports.page import MOST_RUNS
 
     if 1 <= len(runs) <= MOST_RUNS:
         return []
@@ -59,7 +59,8 @@ def runs_of(folder: str) -> list[str]:
 
 def main(argv: Sequence[str]) -> None:
     (args,) = StrictParser(GROUPS).parse_strictly(argv)
-    from rookworld_rlvr.reports.run import MOST_RUNS, page, read_ledger, read_runs
+    from rookworld_rlvr.reports.page import MOST_RUNS, page
+    from rookworld_rlvr.reports.record import read_ledger, read_runs
 
     rounds = [entry for folder in args.run for entry in read_ledger(Path(folder))]
     runs = read_runs([run for folder in args.run for run in runs_of(folder)][-MOST_RUNS:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from rookworld_rlvr.evaluation.answerers import Answerer
+from rookworld_rlvr.evaluation.suite import Answerer
 from rookworld_rlvr.tasks.policy import parse_policy_prompt, write_policy_answer
 from rookworld_rlvr.tasks.registry import task_of
 from rookworld_rlvr.tasks.types import PolicyAnswer

@@ -20,11 +20,17 @@ from ..common.files import find_recipe
 from ..common.own import own_files
 from ..common.settings import Bounds, kinds
 from ..common.terminal import show
-from ..evaluation.registry import register_own_suite
 from ..tasks.registry import register_own
 from .run import command_name, options, usual
 
-_OWN = {"tasks_from": register_own, "suites_from": register_own_suite}
+
+def _register_suite(name: str) -> None:
+    from ..evaluation.suite import register_own_suite  # with torch, which takes seconds
+
+    register_own_suite(name)
+
+
+_OWN = {"tasks_from": register_own, "suites_from": _register_suite}
 
 
 _ON_COMMAND_LINE = "trust_remote_code"  # a recipe from somebody else must not be able to set it

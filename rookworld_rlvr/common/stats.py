@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -21,31 +21,6 @@ def wilson(share: float, n: float) -> tuple[float, float]:
     spread = _Z * math.sqrt(share * (1 - share) / n + _Z * _Z / (4 * n * n))
     scale = 1 + _Z * _Z / n
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
-
-
-@dataclass(frozen=True, slots=True)
-class Proportion:
-    """A share of `n` trials with its 95% Wilson score interval, see `wilson`."""
-
-    form: ClassVar[str] = "{:.1%}"
-
-    successes: float
-    n: int
-
-    @property
-    def value(self) -> float:
-        """The share; nan without trials."""
-        return self.successes / self.n if self.n else math.nan
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Lower and upper bound, each in [0, 1]; ``(0, 1)`` without trials."""
-        return wilson(self.value, self.n) if self.n else (0.0, 1.0)
-
-    @property
-    def estimate(self) -> Estimate:
-        """Value and interval in one."""
-        return Estimate(self.value, *self.interval, self.n)
 
 
 Kind = Literal["share", "mean"]
@@ -76,8 +51,6 @@ class Estimate:
     The bounds are nan if there are too few items to tell, see `estimate`.
     """
 
-    form: ClassVar[str] = "{:.3f}"
-
     value: float
     low: float
     high: float
@@ -87,13 +60,6 @@ class Estimate:
     def interval(self) -> tuple[float, float]:
         """Lower and upper bound."""
         return self.low, self.high
-
-
-class Percentage(Estimate):
-    """The mean of values in [0, 1], which is shown in per cent as a share is."""
-
-    __slots__ = ()
-    form: ClassVar[str] = Proportion.form
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +82,11 @@ class Paired:
         return self.p >= 0.05 or not (self.low > 0 or self.high < 0)
 
 
+def proportion(right: float, n: int) -> Estimate:
+    """A share of `n` trials, at least one, with its 95% Wilson score interval, see `wilson`."""
+    return Estimate(right / n, *wilson(right / n, n), n)
+
+
 def estimate(kind: Kind, values: Sequence[float], least: float = 0.0) -> Estimate:
     """A share with its Wilson interval, or a mean with its bootstrap interval.
 
@@ -128,7 +99,7 @@ def estimate(kind: Kind, values: Sequence[float], least: float = 0.0) -> Estimat
         least: The least value that a mean's items can have.
     """
     if kind == "share":
-        return Proportion(sum(values), len(values)).estimate
+        return proportion(sum(values), len(values))
     low, high = _mean_interval(np.asarray(values, dtype=float), least)
     return Estimate(math.fsum(values) / len(values), low, high, len(values))
 
@@ -165,6 +136,28 @@ def paired(kind: Kind, first: Mapping[str, float], second: Mapping[str, float]) 
     p = permutation_test(differences)
     low, high = _mean_interval(differences, -1.0)
     return Paired(float(differences.mean()), low, high, p, "permutation", len(items))
+
+
+Values = Mapping[str, Mapping[str, float]]
+"""By metric and item."""
+
+
+def paired_by_metric(
+    kind: Callable[[str], Kind], first: Values, second: Values
+) -> dict[str, Paired]:
+    """How a second model differs from a first one by each metric that both have; see `paired`.
+
+    Args:
+        kind: Gives the kind of a metric.
+        first: The first model's values.
+        second: The second model's.
+    """
+    found = {
+        name: paired(kind(name), values, second[name])
+        for name, values in first.items()
+        if name in second
+    }
+    return {name: one for name, one in found.items() if one is not None}
 
 
 def sign_test(fell: int, rose: int) -> float:
@@ -248,9 +241,9 @@ def _bounded(values: np.ndarray, least: float) -> tuple[float, float]:
     if values.min() < least or values.max() > 1:
         return math.nan, math.nan
     if values.min() == values.max():
-        missed = Proportion(0, n).interval[1]
+        missed = wilson(0, n)[1]
         return mean - missed * (mean - least), mean + missed * (1 - mean)
-    low, high = Proportion(n * (mean - least) / (1 - least), n).interval
+    low, high = wilson((mean - least) / (1 - least), n)
     return least + low * (1 - least), least + high * (1 - least)
 
 

@@ -20,14 +20,13 @@ from accelerate.utils import gather_object
 from ..common.errors import RookWorldError
 from ..common.files import read_asset
 from ..common.settings import Checked, setting
-from ..common.stats import Proportion
+from ..common.stats import wilson
 from ..tasks.metrics import compare, headline, rights, scores
 from ..tasks.registry import TASKS
 from ..training.health.monitor import Finding, HealthMonitor
 from ..training.health.rules import RULES, Severity
 from ..training.results import OWN_REWARDS
-from .trainer import DiagnosedTrainer
-from .what_if import what_if
+from .trainer import MULTIPLES, DiagnosedTrainer
 
 Part = dict[str, Any]
 
@@ -306,7 +305,7 @@ def analysis(trainer: DiagnosedTrainer, record: Part) -> Part:
 def _may_be_chance(finding: Finding, sizes: Mapping[str, int]) -> bool:
     """Whether a share may be over its bound by chance, in a sample of this size."""
     n, bound = sizes.get(finding.rule, 0), finding.bound
-    return n > 0 and bound is not None and Proportion(finding.value * n, n).interval[0] <= bound
+    return n > 0 and bound is not None and wilson(finding.value, n)[0] <= bound
 
 
 def cause_of(rule: str, found: set[str]) -> str | None:
@@ -327,7 +326,7 @@ def measurements(
     rows = record["initial"]["heldout"]
     formats = {row["metric"]: row["share"] for row in rows if row["metric"].endswith("/format")}
     n = sampled["completions"]
-    unreadable = Proportion(log["health/unreadable"] * n, n).interval[0]
+    unreadable, _ = wilson(log["health/unreadable"], n)
     when = "unreadable_when_sampled" if max(formats.values(), default=0) > 0.5 else "unreadable"
     noted: dict[str, tuple[float, str]] = {
         "active_dropout": (set_up["active_dropout"], ""),
@@ -358,6 +357,61 @@ def measurements(
     numbers = {f"diagnosis/{name}": value for name, (value, _) in noted.items()}
     numbers |= {f"eval_{name}": share for name, share in formats.items()}
     return numbers, {f"diagnosis/{name}": detail for name, (_, detail) in noted.items()}
+
+
+AT_RATES = ("drift", "kl", "kl/share_of_loss", "clip_ratio/region_mean")
+GROUP_SIZES = (2, 4, 8, 16, 32)
+
+
+def what_if(trainer: DiagnosedTrainer, rows: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
+    """The four tables, as records; those of beta and rate look one step on.
+
+    Args:
+        trainer: After its first step.
+        rows: The step's completions.
+    """
+    later, args = trainer.one_step_on, trainer.args
+    rates = {1.0: later, **trainer.after_multiples} if later else {}
+    betas = pd.DataFrame({"beta": [args.beta * k for k in sorted((1.0, *MULTIPLES))]})
+    betas["penalty"] = betas["beta"] * later.get("kl", math.nan)
+    betas["share_of_loss"] = betas["penalty"] / (betas["penalty"] + rows["advantage"].abs().mean())
+    groups = rows.dropna(subset="reward").groupby("group")["reward"]
+    # A group without spread is as likely as so many equal draws from the group's own rewards.
+    shares, spread = groups.value_counts(normalize=True), groups.std().mean()
+    sizes = pd.DataFrame({"num_generations": GROUP_SIZES})
+    sizes["without_spread"] = [(shares**k).groupby("group").sum().mean() for k in GROUP_SIZES]
+    sizes["error_of_group_mean"] = spread / sizes["num_generations"] ** 0.5
+    return {
+        "what_if_beta": betas.dropna(subset="penalty").to_dict("records"),
+        "what_if_learning_rate": [
+            {
+                "learning_rate": args.learning_rate * k,
+                **{name: found.get(name) for name in AT_RATES},
+            }
+            for k, found in sorted(rates.items())
+        ],
+        "what_if_temperature": _temperatures(trainer),
+        "what_if_group_size": sizes.to_dict("records"),
+    }
+
+
+def _temperatures(trainer: DiagnosedTrainer) -> list[dict[str, Any]]:
+    """Entropy, log-prob and expected reward at other temperatures, from completions sampled at this one.
+
+    The reward weighs each completion by how much likelier it is at the other temperature. The effective
+    share says how many of the completions count then: far from this temperature hardly any.
+    """
+    rows = pd.DataFrame(gather_object(trainer.at_temperatures)).dropna(subset="reward")
+    logps = rows.pivot(index="row", columns="times_temperature", values="logp")
+    ratios = logps.sub(logps[1.0], axis=0)
+    weights = (ratios - ratios.max()).map(math.exp)
+    weights /= weights.sum()
+    means = rows.groupby("times_temperature")[["entropy", "logp", "tokens"]].sum()
+    table = means[["entropy", "logp"]].div(means["tokens"], axis=0)
+    table["reward"] = weights.mul(rows.groupby("row")["reward"].first(), axis=0).sum()
+    table["effective_share"] = 1 / (weights**2).sum() / len(weights)
+    found: list[dict[str, Any]] = table.reset_index().to_dict("records")
+    return found
 
 
 def comparison(log: Mapping[str, Any], other: Sequence[Mapping[str, Any]]) -> list[Part]:

@@ -102,14 +102,6 @@ def completions(group: Part) -> list[Part]:
     ]
 
 
-def tokens(row: Part) -> list[Part]:
-    """A completion's tokens with their log-probs and KL."""
-    return [
-        {"token": token, **{name: row[name] and row[name][place] for name in BY_TOKEN}}
-        for place, token in enumerate(row["tokens"] or ())
-    ]
-
-
 # --------------------------------------------------------------------------------------------------
 # The terminal
 # --------------------------------------------------------------------------------------------------
@@ -168,7 +160,7 @@ def page(record: Part) -> Markup:
         tables=tables,
         findings=findings,
         completions=completions,
-        tokens=tokens,
+        by_token=BY_TOKEN,
     )
 
 

@@ -28,7 +28,6 @@ from ..training.parts.part import Batch
 from ..training.parts.sampling import rollout
 from ..training.preflight import measure_parity, mixed_length_prompts, preflight_tolerance
 from ..training.trainer import RookWorldGRPOTrainer
-from .what_if import ROW, after_multiples, at_temperatures
 
 COLUMNS = (  # of a completion, if it is trained on: numbers, then lists by token
     *("advantage", "taught", "ended", "policy_term", "penalty", "total"),
@@ -36,6 +35,10 @@ COLUMNS = (  # of a completion, if it is trained on: numbers, then lists by toke
 )
 SAMPLED = Decoding("sampled", temperature=0.8)  # as the predecessors measured a batch
 SAMPLES = 2  # a prompt
+MULTIPLES = (0.25, 0.5, 2.0, 4.0)  # of the update, and of beta
+TEMPERATURES = (0.5, 0.8, 1.0, 1.25, 2.0)  # times that of sampling
+TEMPERATURE_ROWS = 32  # completions of a process, scored by themselves
+ROW = "diagnosed_row"  # rides along in TRL's batches, which are shuffled and split
 
 
 class DiagnosedTrainer(RookWorldGRPOTrainer):
@@ -50,7 +53,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         layers: Gradient and update by layer.
         one_step_on: What the loss would log for the same batch after the step; empty if the weights
             are spread over processes. `after_multiples`: the same after multiples of the update.
-        at_temperatures: Some completions at other temperatures, see `what_if.at_temperatures`.
+        at_temperatures: Some completions at other temperatures, see `at_temperatures`.
         costs: Seconds, calls and peak memory in bytes by phase.
     """
 
@@ -357,3 +360,59 @@ def probe(trainer: RookWorldGRPOTrainer) -> dict[str, float]:
     finally:
         trainer.model.train(training)
     return {**asdict(parity), "tolerance": preflight_tolerance(trainer)}
+
+
+# --------------------------------------------------------------------------------------------------
+# Other settings
+# --------------------------------------------------------------------------------------------------
+@torch.no_grad()
+def after_multiples(
+    trainer: Any, before: Mapping[str, torch.Tensor]
+) -> dict[float, dict[str, float]]:
+    """What the loss would log after multiples of the update, by the multiple.
+
+    Adam's first update is proportional to the learning rate, so a multiple stands for another rate.
+
+    Args:
+        trainer: After its first step; its weights are the same afterwards.
+        before: The weights before that step, by name.
+    """
+    weights = dict(trainer.accelerator.unwrap_model(trainer.model).named_parameters())
+    after = {name: weight.detach().clone() for name, weight in weights.items()}
+    found = {}
+    for multiple in MULTIPLES:
+        for name, weight in weights.items():
+            weight.copy_(before[name].to(weight).lerp(after[name], multiple))
+        found[multiple] = trainer.look_one_step_on(gradients=False)
+    for name, weight in weights.items():
+        weight.copy_(after[name])
+    return found
+
+
+@torch.no_grad()
+def at_temperatures(trainer: Any) -> list[dict[str, Any]]:
+    """Log-prob and entropy of some of this process's completions at multiples of their temperature."""
+    notes = []
+    rows = [
+        (inputs, at) for inputs, _ in trainer.batches for at in range(len(inputs["advantages"]))
+    ]
+    for inputs, at in rows[:TEMPERATURE_ROWS]:
+        prompt, completion = (
+            inputs[f"{part}_ids"][at][inputs[f"{part}_mask"][at].bool()]
+            for part in ("prompt", "completion")
+        )
+        ids = torch.cat([prompt, completion]).unsqueeze(0)
+        with trainer.accelerator.autocast():
+            logits = trainer.model_wrapped(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
+        given = inputs.get("temperature")
+        heat = trainer.temperature if given is None else given[at].item()
+        number = int(inputs[ROW][at])
+        row = (trainer.accelerator.process_index, number)
+        reward = trainer.completions[number]["reward"]
+        for times in TEMPERATURES:
+            logps = (logits / (heat * times)).log_softmax(-1)  # (C, V)
+            note = {"row": row, "reward": reward, "times_temperature": times, "tokens": len(logps)}
+            note["entropy"] = -(logps.exp() * logps).sum().item()
+            note["logp"] = logps.gather(1, completion.unsqueeze(1)).sum().item()
+            notes.append(note)
+    return notes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Literal
@@ -16,11 +16,20 @@ from ..common.settings import Checked, each, setting
 from ..engine.arguments import EngineArguments
 from ..engine.labeller import Labeller
 from ..models import loading
-from ..models.decoding import ANSWER_TOKENS, GREEDY, ROOKWORLD, Decoding, complete
+from ..models.decoding import (
+    ANSWER_TOKENS,
+    GREEDY,
+    PLAIN,
+    ROOKWORLD,
+    Answer,
+    Decoding,
+    complete,
+    shared,
+)
 from ..tasks.registry import TASKS, task_of
 from ..tasks.types import Values
-from .answerers import Answerer, LanguageModel
 from .registry import ORACLE, RANDOM_MOVER, contestant_faults
+from .suite import Answerer
 
 
 @dataclass
@@ -46,6 +55,54 @@ class ModelArguments(Checked):
     )
     batch_size: int = setting(64, "Prompts that a process decodes at once.", least=1)
     max_new_tokens: int = setting(ANSWER_TOKENS, "Largest number of tokens in an answer.", least=1)
+
+
+class LanguageModel(Answerer):
+    """A causal language model; the processes of a distributed run share the prompts.
+
+    The same prompt gets the same answer in any batch and on any process, greedy or sampled.
+
+    Args:
+        name: As results name it; for a policy in training, the run's name.
+        complete: Decodes one completion for each prompt on this process, such as
+            `models.decoding.complete`; it takes `progress`, and for `samples` also `decoding`.
+        decoding: How `complete` chooses tokens; if greedily, `samples` are drawn at temperature 1.
+    """
+
+    def __init__(
+        self, name: str, complete: Callable[..., list[str]], decoding: Decoding = GREEDY
+    ) -> None:
+        self.name = name
+        self.decoding = decoding.as_dict()
+        self.complete = complete
+        self._sampling = decoding if decoding.temperature else PLAIN
+        self.sampling = self._sampling.as_dict()
+
+    def answers(self, prompts: Sequence[str]) -> list[str]:
+        """See `Answerer`; a prompt that appears several times is decoded once."""
+        return self._answered(prompts, self.complete, self.name)
+
+    def samples(
+        self, prompts: Sequence[str], count: int, decoding: Decoding | None = None
+    ) -> list[list[str]]:
+        """See `Answerer`."""
+
+        def draw(share: Sequence[str], progress: Callable[[int], object]) -> list[list[str]]:
+            texts = self.complete(
+                [prompt for prompt in share for _ in range(count)],
+                decoding=decoding or self._sampling,
+                progress=progress,
+            )
+            return [texts[at : at + count] for at in range(0, len(texts), count)]
+
+        return self._answered(prompts, draw, f"{self.name}, sampled", each=count)
+
+    def _answered(
+        self, prompts: Sequence[str], answer: Callable[..., list[Answer]], title: str, each: int = 1
+    ) -> list[Answer]:
+        unique = list(dict.fromkeys(prompts))
+        answers = dict(zip(unique, shared(unique, answer, title, each), strict=True))
+        return [answers[prompt] for prompt in prompts]
 
 
 class Oracle(Answerer):

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.files import replace_text
-from ..common.stats import Estimate, Kind, Paired, estimate, paired
+from ..common.stats import Estimate, Kind, Paired, estimate, paired_by_metric
 
 GREEDY_SHARE = "greedy"  # beside pass@k
 
@@ -83,6 +83,19 @@ def majority(texts: Sequence[str], vote: Callable[[str], str]) -> str:
     return texts[votes.index(Counter(votes).most_common(1)[0][0])]
 
 
+def count_right(
+    texts: Sequence[str], hits: Mapping[str, bool], vote: Callable[[str], str]
+) -> tuple[int, int]:
+    """How many of a prompt's sampled answers are right, and 1 if the most frequent one is, else 0.
+
+    Args:
+        texts: The answers.
+        hits: Whether each text is right.
+        vote: What a text votes for, see `majority`.
+    """
+    return sum(hits[text] for text in texts), int(hits[majority(texts, vote)])
+
+
 @dataclass(frozen=True, slots=True)
 class RightCounts:
     """How many of the sampled answers to each of `P` prompts are right.
@@ -105,23 +118,15 @@ class RightCounts:
         pass@k has a percentile bootstrap over prompts; what is a share of prompts (greedy answers,
         pass@k of all samples, majority@k) has a Wilson interval.
         """
-        return {
-            name: estimate(self._kinds[name], list(values.values()))
-            for name, values in self._values().items()
-        }
+        found = self._values().items()
+        return {name: estimate(self._kind(name), list(values.values())) for name, values in found}
 
     def compare(self, other: RightCounts) -> dict[str, Paired]:
         """How `other` differs from these on the same prompts; see `common.stats.paired`."""
-        theirs = other._values()
-        found = {
-            name: paired(self._kinds[name], values, theirs[name])
-            for name, values in self._values().items()
-        }
-        return {name: result for name, result in found.items() if result is not None}
+        return paired_by_metric(self._kind, self._values(), other._values())
 
-    @property
-    def _kinds(self) -> dict[str, Kind]:
-        return {GREEDY_SHARE: "share", **kinds(self.samples)}
+    def _kind(self, name: str) -> Kind:
+        return "share" if name == GREEDY_SHARE else kinds(self.samples)[name]
 
     def _values(self) -> dict[str, dict[str, float]]:
         """By metric and prompt."""

@@ -3,18 +3,60 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from ..common.stats import Estimate, Paired
+from ..common.stats import Estimate, Kind, Paired, estimate, paired_by_metric
 from ..common.terminal import wrapped
 from .registry import SUITE_HEADLINES
 
-if TYPE_CHECKING:
-    from .suite import SuiteResult
-
 SCHEMA_VERSION = 1
+GOALS = {  # of RookWorld's author, by suite and metric; those of openings are for the rows of a file
+    "openings": {"position": 0.8, "position/ply_1": 0.8},
+    "policy": {"best_move": 0.3, "legal": 0.99},
+    "environment": {"next_state_exact": 0.999},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteResult:
+    """A suite's outcome for one model.
+
+    Args:
+        version: Results of different versions are not comparable.
+        n: Items that were asked: prompts, positions or games.
+        seed: The seed of the items; None if they come from a file alone.
+        decoding: How the model chose its tokens.
+        kinds: Of the metrics, by name.
+        values: By metric and item. Those of a group of items are under ``metric/group``.
+        estimates: Metrics that are not a mean over items, such as an Elo difference.
+        notes: What else is worth knowing, such as the engine and its limit.
+    """
+
+    version: int
+    n: int
+    seed: int | None
+    decoding: Mapping[str, Any]
+    kinds: Mapping[str, Kind]
+    values: Mapping[str, Mapping[str, float]]
+    estimates: Mapping[str, Estimate] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    def metrics(self) -> dict[str, Estimate]:
+        """Each metric's value and interval, the groups behind their metric."""
+        of_items = {
+            name: estimate(self._kind(name), list(values.values()))
+            for name, values in self.values.items()
+        }
+        return {**of_items, **self.estimates}
+
+    def compare(self, other: SuiteResult) -> dict[str, Paired]:
+        """How `other` differs from this one, metric by metric, on the items of both."""
+        return paired_by_metric(self._kind, self.values, other.values)
+
+    def _kind(self, name: str) -> Kind:
+        return self.kinds[name.split("/", 1)[0]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +157,12 @@ def results_text(results: Sequence[ModelResults]) -> str:
             }
             lines.append(f"  {short_name(model.model)}")
             lines += [f"    {key:<32}{metrics[key].n:>6}  {cell}" for key, cell in cells.items()]
-            for goal, metric, cell in goal_rows(name, [metrics], result.notes):
-                lines.append(f"    goal of the author: {goal} ({metric}): {cell}")
+            lines += [
+                f"    goal of the author: {metric} of at least {100 * least:g}%: "
+                f"{'reached' if metrics[metric].value >= least else 'not reached'}"
+                for metric, least in GOALS.get(name, {}).items()
+                if metric in metrics and (name != "openings" or "file" in result.notes)
+            ]
             cell, named = cells[headline], short_name(model.model, 16)
             summary.append(f"  {f'{name} {headline}':<26} {cell:<30} {named}")
         lines.append("")
@@ -163,55 +209,3 @@ def _change(value: Paired | None) -> str:
     if value is None:
         return ""
     return f" {value.difference:+.3f}{'' if value.is_tie else '*'}"
-
-
-# --------------------------------------------------------------------------------------------------
-# Goals
-# --------------------------------------------------------------------------------------------------
-
-
-GOALS = (
-    ("openings", "position", "openings of the file", 0.8),
-    ("openings", "position/ply_1", "first moves of the file", 0.8),
-    ("heldout", "policy/best_move", "best move", 0.3),
-    ("policy", "best_move", "best move", 0.3),
-    ("heldout", "environment/state", "next state", 0.999),
-    ("environment", "next_state_exact", "next state", 0.999),
-    ("policy", "legal", "legal moves", 0.99),
-)
-"""The suite, or ``heldout``, the metric, what is to be right, and the share that is to be reached."""
-
-
-def goal_rows(
-    of: str, results: Sequence[Mapping[str, Estimate]], notes: Collection[str] = ()
-) -> list[list[str]]:
-    """A row for each goal that some result has a metric of: the goal, the metric, a cell per result.
-
-    Args:
-        of: ``heldout`` or a suite's name.
-        results: Estimates by metric, for each model.
-        notes: Names of the notes in the suite's result; those of `openings` are goals of a file's.
-
-    >>> goal_rows("policy", [{"legal": Estimate(0.95, 0.93, 0.97, 500)}])
-    [['legal moves, at least 99%', 'legal', '95.0% [93.0, 97.0], not reached']]
-    """
-    if of == "openings" and "file" not in notes:
-        return []
-    return [
-        [
-            f"{what}, at least {100 * least:g}%",
-            metric,
-            *(_cell(least, result.get(metric)) for result in results),
-        ]
-        for place, metric, what, least in GOALS
-        if place == of and any(metric in result for result in results)
-    ]
-
-
-def _cell(least: float, value: Estimate | None) -> str:
-    if value is None:
-        return "-"
-    shares = "{:.1f}% [{:.1f}, {:.1f}]".format(
-        *(100 * n for n in (value.value, value.low, value.high))
-    )
-    return f"{shares}, {'reached' if value.value >= least else 'not reached'}"

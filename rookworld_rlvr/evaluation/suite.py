@@ -2,73 +2,66 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import yaml
 
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
-from ..common.files import find_recipe, shipped_names
-from ..common.stats import Estimate, Kind, Paired, estimate, paired
+from ..common.files import find_recipe, read_asset, shipped_names
+from ..common.own import load_own_class
+from ..common.stats import Kind
 from ..data.loading import DataArguments, load_data
 from ..data.sources import Malformed, SourceArguments, check_dataset_name, parse_rows
+from ..models.decoding import Decoding
 from ..tasks import rules
 from ..tasks.registry import TASKS, task_of
-from .answerers import Answerer
-from .pass_at_k import kinds, majority, passes
+from .pass_at_k import count_right, kinds, passes
+from .registry import SUITE_HEADLINES, SuiteArguments
+from .results import SuiteResult
+
+if TYPE_CHECKING:
+    from ..engine.arguments import EngineArguments
 
 
 class SuiteUnavailableError(RookWorldError):
     """A suite's engine or file is missing here. The suite is left out, and the results say why."""
 
 
-@dataclass(frozen=True, slots=True)
-class SuiteResult:
-    """A suite's outcome for one model.
+class Answerer(ABC):
+    """A model under test.
 
-    Args:
-        version: Results of different versions are not comparable.
-        n: Items that were asked: prompts, positions or games.
-        seed: The seed of the items; None if they come from a file alone.
-        decoding: How the model chose its tokens.
-        kinds: Of the metrics, by name.
-        values: By metric and item. Those of a group of items are under ``metric/group``.
-        estimates: Metrics that are not a mean over items, such as an Elo difference.
-        notes: What else is worth knowing, such as the engine and its limit.
+    Attributes:
+        name: As results name it.
+        decoding: How it chooses its tokens, for the record.
+        sampling: How it chooses those of `samples`, if otherwise.
     """
 
-    version: int
-    n: int
-    seed: int | None
+    name: str
     decoding: Mapping[str, Any]
-    kinds: Mapping[str, Kind]
-    values: Mapping[str, Mapping[str, float]]
-    estimates: Mapping[str, Estimate] = field(default_factory=dict)
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, Any] | None = None
 
-    def metrics(self) -> dict[str, Estimate]:
-        """Each metric's value and interval, the groups behind their metric."""
-        of_items = {
-            name: estimate(self._kind(name), list(values.values()))
-            for name, values in self.values.items()
-        }
-        return {**of_items, **self.estimates}
+    @abstractmethod
+    def answers(self, prompts: Sequence[str]) -> list[str]:
+        """One completion for each prompt, in order; the same on every process."""
 
-    def compare(self, other: SuiteResult) -> dict[str, Paired]:
-        """How `other` differs from this one, metric by metric, on the items of both."""
-        results = {
-            name: paired(self._kind(name), values, other.values[name])
-            for name, values in self.values.items()
-            if name in other.values
-        }
-        return {name: result for name, result in results.items() if result is not None}
+    def samples(
+        self, prompts: Sequence[str], count: int, decoding: Decoding | None = None
+    ) -> list[list[str]]:
+        """`count` completions for each prompt; all the same unless the answerer draws them.
 
-    def _kind(self, name: str) -> Kind:
-        return self.kinds[name.split("/", 1)[0]]
+        Args:
+            prompts: `N` texts.
+            count: Completions of each.
+            decoding: How a language model draws them; None draws them by its `sampling`.
+        """
+        return [[answer] * count for answer in self.answers(prompts)]
 
 
 Item = TypeVar("Item")
@@ -182,6 +175,17 @@ class Suite(ABC, Generic[Item]):
         return ()
 
 
+S = TypeVar("S", bound=Suite[Any])
+
+
+def packaged(suite: type[S]) -> type[S]:
+    """Give a packaged suite its summary, `about` and metrics, from ``assets/suites.yaml``."""
+    said = read_asset("suites.yaml")[suite.name]
+    suite.summary, suite.about = said["summary"], said.get("about", "")
+    suite.metrics = {name: Metric(*entry) for name, entry in said["metrics"].items()}
+    return suite
+
+
 class PromptSuite(Suite[Item]):
     """A suite whose items are one prompt each, with one answer, so that pass@k can be measured."""
 
@@ -212,15 +216,76 @@ class PromptSuite(Suite[Item]):
         drawn = model.samples(prompts, count)
         for (name, item), prompt, texts in zip(self.items.items(), prompts, drawn, strict=True):
             hits = {text: self.judge(item, text)[right] == 1 for text in texts}
-            chosen = majority(texts, TASKS[task_of(prompt)].vote)
-            found = passes(sum(hits[text] for text in texts), count)
-            yield name, {**found, f"majority@{count}": float(hits[chosen])}, ()
+            found, voted = count_right(texts, hits, TASKS[task_of(prompt)].vote)
+            yield name, {**passes(found, count), f"majority@{count}": float(voted)}, ()
 
 
 def _names(metric: str, groups: Iterable[str]) -> list[str]:
     return [metric, *(f"{metric}/{group}" for group in groups)]
 
 
+# --------------------------------------------------------------------------------------------------
+# By name
+# --------------------------------------------------------------------------------------------------
+_OWN: dict[str, type[Suite]] = {}  # of the user's files
+_MODULES = {  # of suites that are not in a module of their own name
+    **dict.fromkeys(("self_play", "closed_loop"), "games"),
+    **dict.fromkeys(("versus_stockfish", "versus_model"), "matches"),
+}
+
+
+def suite_class(name: str) -> type[Suite]:
+    """A suite by its name; it is imported only now, because a training run needs few of them."""
+    if name in _OWN:
+        return _OWN[name]
+    module = import_module(f".suites.{_MODULES.get(name, name)}", __package__)
+    kind: type[Suite] = getattr(module, f"{name.title().replace('_', '')}Suite")
+    return kind
+
+
+def register_own_suite(name: str) -> None:
+    """Add a user's own suite, named as ``path/to/file.py:Class``; naming it again changes nothing.
+
+    Its constructor takes keys of `SuiteArguments` by their names, and `engine_args`.
+
+    Raises:
+        ConfigurationError: It could not be loaded, is not a suite, or its name is taken.
+    """
+    kind = load_own_class(name, "suites_from", Suite)
+    if kind in _OWN.values():
+        return
+    if kind.name in SUITE_HEADLINES:
+        raise ConfigurationError(
+            [f"suites_from: {name}: another suite is called {kind.name!r}; give it another name"]
+        )
+    _OWN[kind.name] = kind
+    SUITE_HEADLINES[kind.name] = f"suites/{kind.name}/{kind.headline}"
+
+
+def open_suites(
+    args: SuiteArguments, engine_args: EngineArguments
+) -> tuple[list[Suite], dict[str, str]]:
+    """The suites that can be run here, and why each of the others cannot.
+
+    Args:
+        args: Which suites, and how much of each.
+        engine_args: The engine, for suites that need one.
+    """
+    given: dict[str, Any] = {**vars(args), "engine_args": engine_args}
+    suites: list[Suite] = []
+    left_out: dict[str, str] = {}
+    for name in dict.fromkeys(args.suites):
+        kind = suite_class(name)
+        try:
+            suites.append(kind(**{key: given[key] for key in inspect.signature(kind).parameters}))
+        except SuiteUnavailableError as error:
+            left_out[name] = str(error)
+    return suites, left_out
+
+
+# --------------------------------------------------------------------------------------------------
+# Training sets
+# --------------------------------------------------------------------------------------------------
 def keep_apart(suites: Sequence[Suite], name: str) -> dict[str, Any]:
     """Leave out of each suite the items whose positions were trained on.
 

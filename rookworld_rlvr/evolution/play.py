@@ -8,18 +8,17 @@ from typing import Any
 
 import chess
 
-from ..data import synthesis
 from ..data.loading import HELDOUT_SHARE, is_held_out
 from ..data.positions import prompt_of
-from ..evaluation.answerers import Answerer
-from ..inference.prompts import choose, policy_prompt, reply_of
+from ..evaluation.suite import Answerer
+from ..evaluation.suites.games import openings
+from ..evaluation.suites.matches import ask_choices
 from ..models.decoding import PLAIN, Decoding
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT, write_environment_prompt
-from ..tasks.policy import parse_policy_answer, win_probability
+from ..tasks.policy import win_probability
 from ..tasks.types import Values
 
-OPENING_PLIES = 4
 MOST_GAMES = 10_000  # there are some 60,000 such openings
 
 
@@ -62,13 +61,7 @@ def play(model: Answerer, games: int, plies: int, seed: int) -> list[SelfPlay]:
         plies: Half-moves after which a game is cut off.
         seed: Decides openings and answers.
     """
-    starts: dict[str, chess.Board] = {}
-    openings = synthesis.opening_games(seed, OPENING_PLIES)
-    while len(starts) < games:
-        start = next(openings)
-        if not is_held_out(start.fen(), HELDOUT_SHARE):
-            starts.setdefault(rules.position_key(start.fen()), start)
-    played = [SelfPlay(start) for start in starts.values()]
+    played = [SelfPlay(start) for start in openings(games, seed, held_out=False)]
     for ply in range(plies):
         if running := [game for game in played if not game.board.is_game_over()]:
             _move(model, running, replace(PLAIN, seed=1000 * seed + ply))
@@ -77,11 +70,7 @@ def play(model: Answerer, games: int, plies: int, seed: int) -> list[SelfPlay]:
 
 def _move(model: Answerer, games: Sequence[SelfPlay], decoding: Decoding) -> None:
     """Let the model move in each game, and ask it what these moves lead to."""
-    answers = model.samples([policy_prompt(game.board) for game in games], 1, decoding)
-    choices = [
-        choose(game.board, reply_of(answer, parse_policy_answer))
-        for game, (answer,) in zip(games, answers, strict=True)
-    ]
+    choices = ask_choices(model, [game.board for game in games], decoding)
     prompts = [
         write_environment_prompt(prompt_of(game.board, choice.move.uci()))
         for game, choice in zip(games, choices, strict=True)

@@ -25,9 +25,9 @@ from ..engine.arguments import EngineArguments
 from ..engine.labeller import Labeller
 from ..evaluation.models import ModelArguments, open_model
 from ..evaluation.results import ModelResults, results_document
-from ..evaluation.suites.versus_model import VersusModelSuite
+from ..evaluation.suites.matches import VersusModelSuite
 from ..models.loading import PACKAGED_MODEL, check_model_name
-from ..reports.run.record import LEDGER, ROUND_HEADS, read_ledger, read_runs, round_cells
+from ..reports.record import LEDGER, read_ledger, read_runs, round_cells
 from ..tasks import rules
 from ..tasks.policy import POLICY, write_policy_prompt
 from ..tasks.registry import task_of
@@ -302,5 +302,4 @@ def rounds(
 
 def entry_text(entry: Mapping[str, Any]) -> str:
     """A round in a line."""
-    cells = zip(ROUND_HEADS, round_cells(entry), strict=True)
-    return ", ".join(f"{head} {cell}" for head, cell in cells)
+    return ", ".join(f"{head} {cell}" for head, cell in round_cells(entry).items())

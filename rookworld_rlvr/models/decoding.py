@@ -13,13 +13,16 @@ from __future__ import annotations
 import copy
 import hashlib
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
@@ -36,8 +39,12 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from ..common.errors import RookWorldError
+from ..common.progress import Progress
 from ..tasks.task import Sampling
 from .gpt2 import position_ids_from_mask
+
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
 
 ANSWER_TOKENS = 160  # the longest answer; one of the policy task has up to 144 tokens of GPT-2's
 _CROWD = 0.75  # rows that have ended are dropped once at most this share is live
@@ -163,6 +170,35 @@ def _seeds(prompts: Sequence[str], seed: int) -> list[int]:
         seeds.append(int.from_bytes(digest[:8], "big") >> 1)
         seen[prompt] += 1
     return seeds
+
+
+def shared(
+    items: Sequence[Asked], answer: Callable[..., list[Answer]], title: str, each: int = 1
+) -> list[Answer]:
+    """Let every process answer a share of the items, such as prompts, and return all answers on each.
+
+    All shares have the same size, so some items may be answered twice. Under FSDP all processes take
+    part in each forward, and a process with one batch less would leave the others waiting.
+
+    Args:
+        items: `N` items, the same on every process.
+        answer: Answers some of them, and calls `progress` with the number of completions of each batch.
+        title: Of a progress bar.
+        each: Completions per item.
+
+    Returns:
+        `N` answers.
+    """
+    state = PartialState()
+    rank, world = state.process_index, state.num_processes
+    share = [(rank + turn * world) % len(items) for turn in range(math.ceil(len(items) / world))]
+    unit = "prompts" if each == 1 else "completions"
+    with Progress(title, len(share) * each, unit) as progress:
+        answers = answer([items[index] for index in share], progress=progress.update)
+    if world == 1:
+        return answers
+    by_index = dict(gather_object(list(zip(share, answers, strict=True))))
+    return [by_index[index] for index in range(len(items))]
 
 
 def pad_rows(

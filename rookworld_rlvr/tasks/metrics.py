@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import astuple
 from statistics import fmean
 from typing import Any
 
 from ..common.errors import close_matches
-from ..common.stats import Estimate, Paired, Percentage, Proportion, estimate, paired
+from ..common.stats import Estimate, Kind, Paired, estimate, paired_by_metric
 from .registry import TASKS, score_row
 from .task import Metric, Task
 from .types import Score, values_by_move
@@ -16,10 +15,7 @@ from .types import Score, values_by_move
 Row = Mapping[str, Any]
 
 
-Result = Proportion | Estimate
-
-
-Results = Mapping[str, Result]
+Results = Mapping[str, Estimate]
 """Held-out results by name: shares, and means such as those of a user's own rewards."""
 
 
@@ -57,13 +53,13 @@ def unknown_metric(name: str, known: Collection[str], prefix: str = "") -> str:
     return f"{name!r} is {why}{close_matches(name, known) or f'; give {usual}'}"
 
 
-def is_mean(name: str) -> bool:
-    """Whether a held-out metric is a mean, and not a share of rows."""
+def kind_of(name: str) -> Kind:
+    """Whether a held-out metric is a share of rows or a mean."""
     _, metric = metrics().get(name, (None, None))
-    return metric is not None and metric.kind == "mean"
+    return "share" if metric is None else metric.kind
 
 
-def evaluate_completions(rows: Iterable[Row], completions: Sequence[str]) -> dict[str, Result]:
+def evaluate_completions(rows: Iterable[Row], completions: Sequence[str]) -> dict[str, Estimate]:
     """Compute each metric for which at least one row counts.
 
     Rows without truth (policy rows without `action_values`, corrupt records) are left out.
@@ -76,12 +72,10 @@ def evaluate_completions(rows: Iterable[Row], completions: Sequence[str]) -> dic
     return measured(rows, scores(rows, completions))
 
 
-def measured(rows: Sequence[Row], scores: Sequence[Score | None]) -> dict[str, Result]:
+def measured(rows: Sequence[Row], scores: Sequence[Score | None]) -> dict[str, Estimate]:
     """Each metric for which at least one row counts, from the score of one answer per row."""
     return {
-        name: Percentage(*astuple(estimate("mean", [*found.values()])))
-        if is_mean(name)
-        else Proportion(sum(found.values()), len(found))
+        name: estimate(kind_of(name), [*found.values()])
         for name, found in by_row(rows, scores).items()
     }
 
@@ -98,13 +92,7 @@ def compare(
     rows: Sequence[Row], before: Sequence[Score | None], after: Sequence[Score | None]
 ) -> dict[str, Paired]:
     """Metric → how the second scores of the same rows differ from the first."""
-    first, second = (by_row(rows, side) for side in (before, after))
-    pairs = {
-        name: paired("mean" if is_mean(name) else "share", first[name], second[name])
-        for name in first
-        if name in second
-    }
-    return {name: pair for name, pair in pairs.items() if pair is not None}
+    return paired_by_metric(kind_of, by_row(rows, before), by_row(rows, after))
 
 
 def by_row(rows: Sequence[Row], scores: Sequence[Score | None]) -> dict[str, dict[str, float]]:

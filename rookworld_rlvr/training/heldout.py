@@ -13,16 +13,16 @@ from transformers import Trainer
 
 from ..common.progress import quiet
 from ..common.stats import Estimate, Kind, estimate
-from ..evaluation.answerers import LanguageModel, shared
+from ..models.decoding import shared
 from ..tasks.metrics import Results, evaluate_completions, headline
 from .answering import decode, score
-from .results import ANSWERS_BEFORE, HELDOUT_BEFORE, OWN_REWARDS, write_proportions
+from .results import ANSWERS_BEFORE, HELDOUT_BEFORE, OWN_REWARDS, write_estimates
 from .run_folder import write_answers
 
 if TYPE_CHECKING:
     from ..evaluation.pass_at_k import RightCounts
-    from ..evaluation.results import ModelResults
-    from ..evaluation.suite import Suite, SuiteResult
+    from ..evaluation.results import ModelResults, SuiteResult
+    from ..evaluation.suite import Suite
 
 
 class HeldoutEvaluation:
@@ -99,7 +99,7 @@ class HeldoutEvaluation:
         if is_first:
             self.before = self.results
             if self.trainer.accelerator.is_main_process:
-                write_proportions(Path(self.folder) / HELDOUT_BEFORE, self.results)
+                write_estimates(Path(self.folder) / HELDOUT_BEFORE, self.results)
                 write_answers(Path(self.folder) / ANSWERS_BEFORE, rows, self.completions)
         metrics = {name: result.value for name, result in self.results.items()}
         metrics["overall"] = headline(self.results)
@@ -174,6 +174,10 @@ class HeldoutEvaluation:
 
     def _run_suites(self) -> dict[str, float]:
         """Run the suites; gives their metrics, except those of groups of items."""
+        if not self.suites:
+            return {}
+        from ..evaluation.models import LanguageModel
+
         policy = LanguageModel(self.folder, partial(decode, self.trainer))
         self.suite_results = {suite.name: suite.run(policy) for suite in self.suites}
         return {

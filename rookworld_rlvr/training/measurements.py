@@ -14,16 +14,16 @@ from transformers import Trainer
 
 from ..common.errors import RookWorldError
 from ..common.progress import quiet
-from ..evaluation.answerers import LanguageModel, shared
+from ..evaluation.models import LanguageModel
 from ..evaluation.pass_at_k import (
     GREEDY_SHARE,
     Measured,
     RightCounts,
-    majority,
+    count_right,
     read_counts,
     write_counts,
 )
-from ..models.decoding import ANSWER_TOKENS, Decoding, complete
+from ..models.decoding import ANSWER_TOKENS, Decoding, complete, shared
 from ..tasks.metrics import evaluate_completions
 from ..tasks.registry import TASKS, is_right
 from ..tasks.types import values_by_move
@@ -69,17 +69,13 @@ def sample_heldout(trainer: Any, rows: Dataset, greedy: Sequence[str]) -> dict[s
         (how,) = trainer.samplings(prompts[:1])
         decoding = Decoding("sampled", how.temperature, how.top_k, how.top_p, trainer.args.seed)
         drawn = policy.samples(prompts, count, decoding)
-        hits = [
-            {text: bool(_is_right(row, text)) for text in texts}
+        counted = [
+            count_right(texts, {t: bool(_is_right(row, t)) for t in texts}, TASKS[task].vote)
             for row, texts in zip(asked, drawn, strict=True)
         ]
-        pairs = [*zip(hits, drawn, strict=True)]
-        found[task] = RightCounts(
-            count,
-            [sum(of[text] for text in texts) for of, texts in pairs],
-            [int(bool(scored[place])) for place in chosen],
-            [int(of[majority(texts, TASKS[task].vote)]) for of, texts in pairs],
-        )
+        greedy_hits = [int(bool(scored[place])) for place in chosen]
+        right, voted = zip(*counted, strict=True)
+        found[task] = RightCounts(count, list(right), greedy_hits, list(voted))
     return found
 
 

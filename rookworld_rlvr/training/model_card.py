@@ -26,7 +26,7 @@ from ..models.loading import PACKAGED_MODEL, resolve_model_path
 from ..rewards.registry import tasks_of
 from ..tasks.metrics import Results
 from ..tasks.registry import TASKS
-from .results import CARD, interval_text
+from .results import CARD, interval_text, value_text
 from .run_folder import open_weights
 
 LICENCE = "gpl-3.0"  # the licence of this package, its data and its model
@@ -228,6 +228,7 @@ def _write(
         licence=data.license_name or data.license,
         version=__version__,
         interval_text=interval_text,
+        value_text=value_text,
         **_sources(run),
         **_made(run),
         **values,

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..common.files import replace_text
-from ..common.stats import Estimate, Paired, Percentage, Proportion
+from ..common.stats import Estimate, Paired
 from ..common.terminal import wrapped
-from ..tasks.metrics import Results, compare, headline, headlines, is_mean
+from ..tasks.metrics import Results, compare, headline, headlines
 
 # Files of a run's folder.
 RESOLVED_CONFIG = "resolved_config.yaml"
@@ -53,14 +53,13 @@ def before_after_table(
     lines.append("-" * len(lines[0]))
     for name in measured_twice(before, after):
         old, new = before[name], after[name]
-        first, then = (result.form.format(result.value) for result in (old, new))
-        was, now = (interval_text(result).replace("%", "") for result in (old, new))
+        first, then = (value_text(name, result.value) for result in (old, new))
+        was, now = (interval_text(name, result).replace("%", "") for result in (old, new))
+        change = change_text(name, new.value - old.value)
         if len(name) > 23:  # on a line of its own, so that the table fits into 80 columns
             lines.append(name)
             name = ""
-        lines.append(
-            f"{name:<24}{new.n:>5}{first:>7}{then:>7}{change_text(old, new):>7}  {was:<13} {now}"
-        )
+        lines.append(f"{name:<24}{new.n:>5}{first:>7}{then:>7}{change:>7}  {was:<13} {now}")
     lines += ["", *limit_lines(limits)] if limits else []
     lines += tie_lines(before, after, pairs or {})
     if headline(after) <= headline(before):
@@ -146,7 +145,7 @@ def _numbers(values: Iterable[float | None]) -> list[Any]:
     return [math.nan if value is None else value for value in values]
 
 
-def heldout_results(content: Mapping[str, Any], when: str) -> dict[str, Proportion | Estimate]:
+def heldout_results(content: Mapping[str, Any], when: str) -> dict[str, Estimate]:
     """The held-out results in a file of `write_results`.
 
     Args:
@@ -154,32 +153,21 @@ def heldout_results(content: Mapping[str, Any], when: str) -> dict[str, Proporti
         when: ``before`` or ``after``.
     """
     return {
-        name: mean(*_numbers([entry[when], *entry[f"interval_{when}"], entry["n"]]))
-        if (mean := _mean(name))
-        else Proportion(round(entry[when] * entry["n"]), entry["n"])
+        name: Estimate(*_numbers([entry[when], *entry[f"interval_{when}"], entry["n"]]))
         for name, entry in content["heldout"].items()
     }
 
 
-def _mean(name: str) -> type[Estimate] | None:
-    """The type of a held-out result that is a mean; None for a share."""
-    if name.startswith(OWN_REWARDS):
-        return Estimate
-    return Percentage if is_mean(name) else None
-
-
-def write_proportions(path: Path, results: Results) -> None:
-    """Write held-out results, shares as counts, for a run that is resumed later."""
+def write_estimates(path: Path, results: Results) -> None:
+    """Write held-out results for a run that is resumed later."""
     numbers = {name: list(map(_plain, astuple(result))) for name, result in results.items()}
     replace_text(path, json.dumps(numbers) + "\n")
 
 
-def read_proportions(path: Path) -> dict[str, Proportion | Estimate]:
-    """Read a file of `write_proportions`."""
+def read_estimates(path: Path) -> dict[str, Estimate]:
+    """Read a file of `write_estimates`."""
     content = json.loads(path.read_text())
-    return {
-        name: (_mean(name) or Proportion)(*_numbers(numbers)) for name, numbers in content.items()
-    }
+    return {name: Estimate(*_numbers(numbers)) for name, numbers in content.items()}
 
 
 def measured_twice(before: Results, after: Results) -> list[str]:
@@ -187,14 +175,18 @@ def measured_twice(before: Results, after: Results) -> list[str]:
     return [name for name in after if name in before]
 
 
-def change_text(before: Proportion | Estimate, after: Proportion | Estimate) -> str:
-    """The change of a result: in points, but for a reward's mean."""
-    change = after.value - before.value
-    return f"{change:+.3f}" if type(after) is Estimate else f"{100 * change:+.1f}"
+def value_text(name: str, value: float) -> str:
+    """A number of a held-out metric: a share in per cent, the mean of an own reward as it is."""
+    return f"{value:.3f}" if name.startswith(OWN_REWARDS) else f"{value:.1%}"
 
 
-def interval_text(result: Proportion | Estimate) -> str:
-    """The interval of a result; of values that are all equal there may be none."""
-    if math.isnan(result.interval[0]):
+def change_text(name: str, change: float) -> str:
+    """The change of a held-out metric: in points, but for the mean of an own reward."""
+    return f"{change:+.3f}" if name.startswith(OWN_REWARDS) else f"{100 * change:+.1f}"
+
+
+def interval_text(name: str, result: Estimate) -> str:
+    """The interval of a held-out result; of values that are all equal there may be none."""
+    if math.isnan(result.low):
         return "n too small"
-    return "[{}, {}]".format(*map(result.form.format, result.interval))
+    return f"[{value_text(name, result.low)}, {value_text(name, result.high)}]"

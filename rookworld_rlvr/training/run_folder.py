@@ -38,7 +38,7 @@ from .results import (
     OWN_REWARDS,
     PROVENANCE,
     RESOLVED_CONFIG,
-    read_proportions,
+    read_estimates,
 )
 
 # Shards of weights and optimiser that torch and DeepSpeed read with the whole of pickle.
@@ -221,7 +221,7 @@ def starting_point(output_dir: Path, checkpoint: Path | None, heldout: Dataset) 
     path = output_dir / HELDOUT_BEFORE
     if not goes_on(output_dir, checkpoint) or not path.is_file():
         return None
-    before = read_proportions(path)
+    before = read_estimates(path)
     counted = {
         name: result.n for name, result in before.items() if not name.startswith(OWN_REWARDS)
     }

@@ -233,13 +233,6 @@ def test_what_differs_is_marked_word_by_word() -> None:
     assert marked("", '"') == '<mark title="&#34;"></mark>', "what is missing can be read"
 
 
-def test_pairs_of_bars_share_a_scale() -> None:
-    drawn = pair_bars([("a", 1, 2, "1 → 2"), ("b", 4, 0, "4 → 0")])
-    assert re.findall(r'width="([\d.]+)%"', drawn) == ["25.00", "50.00", "100.00", "0.00"]
-    assert re.findall(r'width="([\d.]+)%"', pair_bars([("a", 0.5, 1, "")], 2)) == ["25.00", "50.00"]
-    assert 'width="0.00%"' in pair_bars([("a", 0, 0, "")])
-
-
 def test_plots_hold_their_numbers_and_nothing_else_of_the_text() -> None:
     assert "<b>" not in pair_bars([("<b>", 1.0, 1.0, "one")]) and curve([1.0], "one point") == ""
     (drawn,) = re.findall(r'points="([^"]*)"', curve([0.0, 0.5, 1.0], "rising"))

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rookworld_rlvr.common.stats import Proportion
+from rookworld_rlvr.common.stats import proportion
 from rookworld_rlvr.evaluation.models import RandomMover
 from rookworld_rlvr.evaluation.pass_at_k import (
     RightCounts,
-    ks,
     majority,
     pass_at_k,
     pass_summary,
@@ -44,11 +43,6 @@ def test_pass_at_k_as_published() -> None:
     assert pass_at_k(3, 64, 16) == pytest.approx(1 - product, abs=1e-12)
 
 
-def test_k_is_a_power_of_two_or_all_samples() -> None:
-    assert ks(64) == [1, 2, 4, 8, 16, 32, 64]
-    assert ks(1) == [1] and ks(3) == [1, 2, 3] and ks(0) == []
-
-
 # --------------------------------------------------------------------------------------------------
 # Intervals
 # --------------------------------------------------------------------------------------------------
@@ -56,14 +50,6 @@ def counts_of(prompts: int) -> RightCounts:
     """Prompts of different difficulty, with the same counts again every eight prompts."""
     right = [(0, 0, 1, 2, 4, 0, 7, 16)[prompt % 8] for prompt in range(prompts)]
     return RightCounts(16, right, [int(count > 6) for count in right])
-
-
-def test_intervals_hold_the_value() -> None:
-    found = counts_of(24).estimates()
-    assert list(found) == ["greedy", "pass@1", "pass@2", "pass@4", "pass@8", "pass@16"]
-    assert all(0 <= one.low < one.value < one.high <= 1 for one in found.values())
-    assert counts_of(24).estimates() == found, "the seed is fixed"
-    assert found["pass@1"].value == pytest.approx(30 / 8 / 16), "mean@16"
 
 
 def test_a_majority_of_analyses_is_one_of_their_moves() -> None:
@@ -75,7 +61,7 @@ def test_a_majority_of_analyses_is_one_of_their_moves() -> None:
         "unreadable ones count too"
     )
     votes = RightCounts(4, [1, 4], [0, 1], [0, 1]).estimates()["majority@4"]
-    assert votes.value == 0.5 and votes.interval == Proportion(1, 2).interval
+    assert votes.value == 0.5 and votes.interval == proportion(1, 2).interval
 
 
 def test_counts_are_written_and_read(tmp_path: Path) -> None:
@@ -111,12 +97,6 @@ def test_the_samples_of_a_suite_are_counted_item_by_item() -> None:
     assert values["pass@1"] == {item: count / 8 for item, count in right.items()}
     assert values["pass@8"] == {item: float(count > 0) for item, count in right.items()}
     assert sum(right.values()) > 0 and max(right.values()) < 8, "chance is right now and then"
-    for item, texts in zip(suite.items, samples, strict=True):
-        votes = [text.strip() for text in texts]
-        most = max(votes.count(vote) for vote in votes)
-        first = next(vote for vote in votes if votes.count(vote) == most)
-        wanted = suite.judge(suite.items[item], first)["exact"]
-        assert values["majority@8"][item] == wanted
     others = {name: value for name, value in values.items() if "@" not in name}
     assert others == plain.values, "the other metrics do not change"
     assert found.notes["pass_samples"] == 8 and "pass_samples" not in plain.notes

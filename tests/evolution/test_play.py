@@ -4,7 +4,6 @@ import chess
 import pytest
 
 from rookworld_rlvr.common.stats import Estimate, Paired
-from rookworld_rlvr.data import synthesis
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
 from rookworld_rlvr.evaluation.models import RandomMover
 from rookworld_rlvr.evolution import play as module
@@ -27,9 +26,7 @@ def board_after(*moves: str) -> chess.Board:
 def from_boards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Games start after 1. f3 e5 and after 1. e4 e5; no position is held out."""
     starts = [board_after("f3", "e5"), board_after("e4", "e5")]
-    monkeypatch.setattr(
-        synthesis, "opening_games", lambda seed, plies: (one.copy() for one in starts)
-    )
+    monkeypatch.setattr(module, "openings", lambda *given, held_out: [b.copy() for b in starts])
     monkeypatch.setattr(module, "is_held_out", lambda fen, share: False)
 
 

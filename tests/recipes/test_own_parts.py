@@ -15,7 +15,8 @@ from transformers import GPT2LMHeadModel
 from rookworld_rlvr.cli.dry_run import dry_run_text
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import DataArguments, load_data
-from rookworld_rlvr.evaluation import registry as suites
+from rookworld_rlvr.evaluation import suite
+from rookworld_rlvr.evaluation.registry import SUITE_HEADLINES
 from rookworld_rlvr.rewards.own import checked, placed_errors
 from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs
 from rookworld_rlvr.tasks import rules
@@ -141,7 +142,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     TASKS.pop("turn", None)
-    for names in (suites._OWN, suites.SUITE_HEADLINES):
+    for names in (suite._OWN, SUITE_HEADLINES):
         for name in ("starts", "others"):
             names.pop(name, None)
 
@@ -359,8 +360,8 @@ def test_a_suite_of_one_s_own_is_run(folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     assert "starts" in done.stdout
     assert '"readable"' in (folder / "r.json").read_text()
-    suite = (folder / "my_suite.py").read_text().replace('item, {"readable', 'item, {"readabel')
-    (folder / "other.py").write_text(suite.replace('"starts"', '"others"'))
+    other = (folder / "my_suite.py").read_text().replace('item, {"readable', 'item, {"readabel')
+    (folder / "other.py").write_text(other.replace('"starts"', '"others"'))
     done = script(
         "evaluate.py", "--suites_from", "other.py:Starts", "--suites", "others", cwd=folder
     )

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from rookworld_rlvr.common.files import asset_path
-from rookworld_rlvr.reports.run import page, read_runs
+from rookworld_rlvr.reports.page import page
+from rookworld_rlvr.reports.record import read_runs
 
 from .. import killed
 from ..conftest import RECIPES, launch, script

@@ -27,7 +27,8 @@ from rookworld_rlvr.diagnosis.trainer import DiagnosedTrainer
 from rookworld_rlvr.inference import analyse
 from rookworld_rlvr.inference.model import RookWorld
 from rookworld_rlvr.models import loading
-from rookworld_rlvr.reports.run import page, read_runs
+from rookworld_rlvr.reports.page import page
+from rookworld_rlvr.reports.record import read_runs
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.results import RESOLVED_CONFIG

@@ -15,7 +15,7 @@ import pytest
 from huggingface_hub import ModelCard, constants
 
 from rookworld_rlvr.common.files import asset_path
-from rookworld_rlvr.common.stats import Proportion
+from rookworld_rlvr.common.stats import proportion
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.training import model_card
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
@@ -150,7 +150,7 @@ def written(folder: Path, data: LoadedData, **changes: Any) -> Any:
         "parameters": 1,
         "seconds": 90.0,
     }
-    half = {"environment/exact": Proportion(1, 2)}
+    half = {"environment/exact": proportion(1, 2)}
     keys = {"output_dir": str(folder), "report_to": "none", "use_cpu": True, "bf16": False}
     args = RookWorldGRPOConfig(rewards=rewards, **keys)
     write_grpo_card(Run(**{**run, **changes}), half, half, args=args, step=1, steps=2)

@@ -12,7 +12,8 @@ from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import ANSWER_TOKENS, complete
-from rookworld_rlvr.reports.run import page, read_runs
+from rookworld_rlvr.reports.page import page
+from rookworld_rlvr.reports.record import read_runs
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.metrics import evaluate_completions
 from rookworld_rlvr.training import measurements

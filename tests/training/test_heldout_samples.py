@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from rookworld_rlvr.evaluation.pass_at_k import read_counts
-from rookworld_rlvr.reports.run import page, read_runs
+from rookworld_rlvr.reports.page import page
+from rookworld_rlvr.reports.record import read_runs
 from rookworld_rlvr.training import measurements
 from rookworld_rlvr.training.measurements import evenly, sample_heldout
 

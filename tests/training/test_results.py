@@ -7,15 +7,15 @@ from pathlib import Path
 import chess
 import pytest
 
-from rookworld_rlvr.common.stats import Estimate, Proportion, estimate
+from rookworld_rlvr.common.stats import Estimate, estimate, proportion
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.tasks.metrics import compare, evaluate_completions, headline, limits, metrics
 from rookworld_rlvr.tasks.registry import TASKS
 from rookworld_rlvr.training.results import (
     before_after_table,
     heldout_results,
-    read_proportions,
-    write_proportions,
+    read_estimates,
+    write_estimates,
     write_results,
 )
 
@@ -39,32 +39,32 @@ def test_references_are_right_and_broken_variants_wrong(packaged: LoadedData) ->
 
 
 def test_a_reward_that_is_always_the_same_has_no_interval(tmp_path: Path) -> None:
-    half = Proportion(20, 40)
+    half = proportion(20, 40)
     results = {"environment/exact": half, "rewards/penalty": estimate("mean", [-1.0] * 40)}
     assert "n too small" in before_after_table(results, results)
     write_results(tmp_path / "results.json", results, results)
-    write_proportions(tmp_path / "before.json", results)
+    write_estimates(tmp_path / "before.json", results)
     for name in ("results.json", "before.json"):
         assert "NaN" not in (tmp_path / name).read_text(), "which JSON does not have"
     content = json.loads((tmp_path / "results.json").read_text())
-    for read in (heldout_results(content, "after"), read_proportions(tmp_path / "before.json")):
+    for read in (heldout_results(content, "after"), read_estimates(tmp_path / "before.json")):
         found = read["rewards/penalty"]
         assert found.value == -1 and found.n == 40 and math.isnan(found.interval[0])
 
 
 def test_the_headline_is_the_mean_of_the_tasks() -> None:
-    results = {"environment/exact": Proportion(6, 10), "policy/expected_score": Proportion(1, 10)}
+    results = {"environment/exact": proportion(6, 10), "policy/expected_score": proportion(1, 10)}
     assert headline(results) == pytest.approx(0.35)
-    assert headline({"environment/exact": Proportion(6, 10)}) == pytest.approx(0.6)
+    assert headline({"environment/exact": proportion(6, 10)}) == pytest.approx(0.6)
 
 
 def test_table_and_results_file(tmp_path: Path) -> None:
-    before, after = ({"environment/exact": Proportion(right, 100)} for right in (50, 75))
+    before, after = ({"environment/exact": proportion(right, 100)} for right in (50, 75))
     table = before_after_table(before, after)
     (row,) = (line for line in table.splitlines() if line.startswith("environment/exact"))
     assert row.split()[1:5] == ["100", "50.0%", "75.0%", "+25.0"]
     assert row.endswith("[40.4, 59.6]  [65.7, 82.5]")
-    others = {f"other/policy/best_move_{side}": Proportion(9, 10) for side in ("white", "black")}
+    others = {f"other/policy/best_move_{side}": proportion(9, 10) for side in ("white", "black")}
     long = before_after_table({**before, **others}, {**after, **others})
     assert all(len(line) <= 80 for line in [*table.splitlines(), *long.splitlines()])
     assert "other/policy/best_move_white\n" in long
@@ -76,7 +76,7 @@ def test_table_and_results_file(tmp_path: Path) -> None:
             [{"exact": float(place < right)} for place in range(40)] for right in (14, 14 + gained)
         )
         pairs = compare(rows, old, new)
-        share, then = ({"environment/exact": Proportion(right, 40)} for right in (14, 14 + gained))
+        share, then = ({"environment/exact": proportion(right, 40)} for right in (14, 14 + gained))
         assert ("is a tie" in before_after_table(share, then, pairs)) is is_tie, gained
     assert "(95% interval [-6.6, +6.6], p = 1)." in " ".join(
         before_after_table(share, then, pairs).split()
@@ -89,7 +89,7 @@ def test_table_and_results_file(tmp_path: Path) -> None:
 
 
 def test_the_mean_of_an_own_reward_is_in_its_own_unit_and_read_again(tmp_path: Path) -> None:
-    share = {"environment/exact": Proportion(5, 10)}
+    share = {"environment/exact": proportion(5, 10)}
     before = {**share, "rewards/short": Estimate(-2.5, -3.0, -2.0, 10)}
     better = Estimate(-1.25, -2.0, -0.5, 10)
     after = {**share, "rewards/short": better, "rewards/new": before["rewards/short"]}
@@ -99,5 +99,5 @@ def test_the_mean_of_an_own_reward_is_in_its_own_unit_and_read_again(tmp_path: P
     write_results(tmp_path / "r.json", before, after)
     content = json.loads((tmp_path / "r.json").read_text())
     assert heldout_results(content, "before") == before
-    write_proportions(tmp_path / "before.json", before)
-    assert read_proportions(tmp_path / "before.json") == before
+    write_estimates(tmp_path / "before.json", before)
+    assert read_estimates(tmp_path / "before.json") == before

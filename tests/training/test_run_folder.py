@@ -17,7 +17,7 @@ from rookworld_rlvr.engine.truth import PolicyTruth
 from rookworld_rlvr.tasks.metrics import evaluate_completions
 from rookworld_rlvr.tasks.registry import TASKS
 from rookworld_rlvr.training.checkpoints import seal
-from rookworld_rlvr.training.results import HELDOUT_BEFORE, write_proportions
+from rookworld_rlvr.training.results import HELDOUT_BEFORE, write_estimates
 from rookworld_rlvr.training.run_folder import (
     close_provenance,
     foreign_faults,
@@ -143,7 +143,7 @@ def test_a_run_that_goes_on_remembers_where_it_began(
     texts = [TASKS[row["task"]].reference(row) for row in rows]
     before: dict[str, Any] = {**evaluate_completions(rows, texts)}
     before["rewards/short"] = Estimate(-2.5, -3.0, -2.0, 9)  # of a reward that gives None for some
-    write_proportions(run / HELDOUT_BEFORE, before)
+    write_estimates(run / HELDOUT_BEFORE, before)
     assert starting_point(run, checkpoint, rows) == before
     assert starting_point(run, None, rows) is None, "a new run measures anew"
     with pytest.raises(RookWorldError, match="other held-out rows"):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import chess
 
@@ -13,7 +12,7 @@ from ...data.sources import SourceArguments, parse_rows
 from ...tasks import rules
 from ...tasks.environment import ENVIRONMENT, parse_environment_answer, score_environment
 from ...tasks.types import EnvironmentPrompt
-from ..suite import Metric, PromptSuite
+from ..suite import PromptSuite, packaged
 
 DATASET = "rookworld-evaluation"
 
@@ -39,6 +38,7 @@ FIRST_MOVE = "move_1"
 MOVES = {FIRST_MOVE: 1, "moves_2_to_10": 10, "moves_11_to_30": 30, "moves_31_on": math.inf}
 
 
+@packaged
 class EnvironmentSuite(PromptSuite[EnvironmentPrompt]):
     """Packaged prompts of all kinds, their positions from the held-out tenth.
 
@@ -48,33 +48,9 @@ class EnvironmentSuite(PromptSuite[EnvironmentPrompt]):
     """
 
     name = "environment"
-    summary = "Simulates one move, on held-out positions of whole games."
     version = 2
     headline = "exact"
-    metrics: ClassVar[Mapping[str, Metric]] = {
-        "invalid": Metric("share", "The answer cannot be read."),
-        "exact": Metric(
-            "share", "The whole answer is right: six FEN fields, reward and both flags."
-        ),
-        "next_state_exact": Metric("share", "All six FEN fields are right."),
-        "position": Metric(
-            "share",
-            "Board, side to move, castling and en passant are right, whatever text follows; also in an "
-            "answer that cannot be read otherwise.",
-        ),
-        "levenshtein": Metric(
-            "mean",
-            "Similarity of the FEN to the right one, in [0, 1], by edit distance; 0 if invalid.",
-        ),
-        "reward": Metric("share", "The reward is right."),
-        "terminated": Metric("share", "The flag `terminated` is right."),
-        "truncated": Metric("share", "The flag `truncated` is right."),
-    }
     grouped = ("exact", "next_state_exact")  # by opening and move number
-    about = (
-        "Held-out positions of whole games. Compare rows of the packaged openings with "
-        f"exact/{OPENINGS}: fewer than {OPENING_PLIES} plies played."
-    )
 
     groups = (OPENINGS, *MOVES)
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain, islice, zip_longest
-from typing import ClassVar
 
 from ...data.sources import Row
 from ...data.synthesis import fill_in_row
 from ...tasks.fill_in import parse_fill_in_prompt, score_fill_in
 from ...tasks.types import FILL_IN_FIELDS, EnvironmentPrompt, FillInField
-from ..suite import Metric, PromptSuite
+from ..suite import PromptSuite, packaged
 from .environment import heldout_prompts
 
 
+@packaged
 class FillInSuite(PromptSuite[Row]):
     """Records of the packaged environment prompts, each field hidden equally often.
 
@@ -26,21 +26,9 @@ class FillInSuite(PromptSuite[Row]):
     """
 
     name = "fill_in"
-    summary = "Restores what is hidden in a record; every answer that fits the rest is right."
     version = 1
     headline = "exact"
-    metrics: ClassVar[Mapping[str, Metric]] = {
-        "invalid": Metric("share", "The answer does not have the form of the hidden field."),
-        "exact": Metric("share", "The answer fits the rest of the record."),
-        "similarity": Metric(
-            "mean", "Similarity to the nearest answer that fits; 1 if exact, 0 if invalid."
-        ),
-    }
     grouped = ("exact",)  # by hidden field
-    about = (
-        "Held-out positions of whole games, each field hidden equally often. The held-out rows of a run "
-        "may be openings, and hide fields unequally."
-    )
 
     groups = FILL_IN_FIELDS
 

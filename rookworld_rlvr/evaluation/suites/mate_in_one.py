@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from ...data import synthesis
 from ...data.loading import HELDOUT_SHARE, is_held_out
 from ...tasks import rules
 from ...tasks.policy import write_policy_prompt
-from ..games import read_reply
-from ..suite import Metric, PromptSuite
+from ..suite import PromptSuite, packaged
+from .games import read_reply
 
 
+@packaged
 class MateInOneSuite(PromptSuite[str]):
     """Positions made from a seed: half are from games, half small endgames, all from the held-out tenth.
 
@@ -22,16 +20,9 @@ class MateInOneSuite(PromptSuite[str]):
     """
 
     name = "mate_in_one"
-    summary = "Finds a mate in one, in positions made from a seed."
     version = 1
     headline = "mate"
-    metrics: ClassVar[Mapping[str, Metric]] = {
-        "invalid": Metric("share", "The answer cannot be read."),
-        "legal": Metric("share", "`B` is a legal move."),
-        "mate": Metric("share", "`B` gives checkmate; any mate counts."),
-    }
     grouped = ("mate",)  # by side to move
-    about = "Positions with a mate in one, of random games and small endgames; no openings."
 
     groups = rules.SIDES
 

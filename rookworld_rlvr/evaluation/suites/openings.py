@@ -7,10 +7,10 @@ import json
 import logging
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import chess
 
@@ -19,8 +19,7 @@ from ...models.decoding import ROOKWORLD
 from ...tasks import rules
 from ...tasks.environment import parse_environment_prompt, write_environment_prompt
 from ...tasks.types import EnvironmentPrompt
-from ..answerers import Answerer
-from ..suite import Judged, Metric, PromptSuite, SuiteUnavailableError
+from ..suite import Answerer, Judged, PromptSuite, SuiteUnavailableError, packaged
 from .environment import EnvironmentSuite, heldout_prompts
 
 logger = logging.getLogger(__name__)
@@ -31,6 +30,7 @@ PLIES = {"ply_1": 1, "plies_2_to_5": 5, "plies_6_to_10": 10, "plies_11_on": math
 JUDGED = ("invalid", "exact", "position")  # metrics of the suite environment
 
 
+@packaged
 class OpeningsSuite(PromptSuite[EnvironmentPrompt]):
     """Openings from a file; without one, the twenty first moves and packaged held-out openings.
 
@@ -46,25 +46,9 @@ class OpeningsSuite(PromptSuite[EnvironmentPrompt]):
     """
 
     name = "openings"
-    summary = (
-        "Simulates a move of an opening, each prompt answered greedily (or by `decoding`) and sampled; "
-        "packaged openings, or your own (`openings_file`)."
-    )
     version = 1
     headline = "position"
-    metrics: ClassVar[Mapping[str, Metric]] = {
-        **{name: EnvironmentSuite.metrics[name] for name in JUDGED},
-        "sampled_invalid": Metric("share", "As `invalid`, for the sampled answer."),
-        "sampled_exact": Metric(
-            "share", "As `exact`, for one answer sampled at temperature 0.6 and top-k 5."
-        ),
-        "sampled_position": Metric("share", "As `position`, for the sampled answer."),
-    }
     grouped = ("exact", "position", "sampled_exact", "sampled_position")  # by half-move
-    about = (
-        "The twenty first moves, which training sets may hold, and held-out openings up to half-move "
-        "10."
-    )
 
     groups = tuple(PLIES)
 

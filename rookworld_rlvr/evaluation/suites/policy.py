@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from functools import cache
 from itertools import chain, islice, zip_longest
-from typing import Any, ClassVar
+from typing import Any
 
 from ...data.loading import HELDOUT_SHARE, is_held_out
 from ...data.parquet import values_line
@@ -21,11 +21,12 @@ from ...tasks.policy import (
     write_policy_prompt,
 )
 from ...tasks.types import Values, values_by_move
-from ..suite import Metric, PromptSuite
+from ..suite import PromptSuite, packaged
 
 MOST_CP = 1_000  # limit of a centipawn loss, as on lichess.org: a mate is not worth 1,000 pawns
 
 
+@packaged
 class PolicySuite(PromptSuite[Values]):
     """Positions with the values of all legal moves, a third of them from each phase of the game.
 
@@ -35,44 +36,15 @@ class PolicySuite(PromptSuite[Values]):
     """
 
     name = "policy"
-    summary = "Analyses a position, judged by the engine's values of all legal moves."
     version = 2
     headline = "expected_score"
     right = "best_move"
-    metrics: ClassVar[Mapping[str, Metric]] = {
-        "expected_score": Metric(
-            "mean",
-            "Win probability (Lichess's formula) that `B` keeps; 0 if it is illegal or unreadable.",
-        ),
-        "invalid": Metric("share", "The answer cannot be read."),
-        "legal": Metric("share", "`B` is a legal move."),
-        "best_move": Metric("share", "`B` is a best move: no legal move is worth more."),
-        "top_five": Metric("share", "`B` is among the five best moves, or as good as the fifth."),
-        "top_5_overlap": Metric(
-            "mean", "Share of the engine's top five (of all legal moves, if fewer) that `M` names."
-        ),
-        "centipawn_loss": Metric(
-            "mean", "Centipawns that `B` loses against the best move, at most 1000; legal `B` only."
-        ),
-        "win_probability_loss": Metric(
-            "mean",
-            "Win probability (Lichess's formula) that `B` loses against the best move; legal `B` only.",
-        ),
-        "evaluation_mae": Metric(
-            "mean",
-            "Absolute error of `E` in pawns, both values limited to ±10; legal moves in `M` only.",
-        ),
-    }
     grouped = (
         "expected_score",
         "legal",
         "best_move",
         "win_probability_loss",
     )  # by side to move and phase
-    about = (
-        "Held-out positions, a third from each phase of the game. Compare rows of the packaged openings "
-        "with best_move/opening."
-    )
 
     groups = (*rules.SIDES, *rules.PHASES)
 

@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import ClassVar
 
 import chess
 import pyarrow
@@ -16,9 +15,8 @@ from pyarrow import csv
 
 from ...common.stats import draw
 from ...tasks import rules
-from ..answerers import Answerer
-from ..games import ask_moves
-from ..suite import Judged, Metric, Suite, SuiteUnavailableError
+from ..suite import Answerer, Judged, Suite, SuiteUnavailableError, packaged
+from .games import ask_moves
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +49,7 @@ class Puzzle:
     rating: int
 
 
+@packaged
 class PuzzlesSuite(Suite[Puzzle]):
     """Puzzles drawn from a file by their ids and a seed.
 
@@ -67,20 +66,10 @@ class PuzzlesSuite(Suite[Puzzle]):
     """
 
     name = "puzzles"
-    summary = (
-        "Solves puzzles of Lichess's database (`puzzles_file`): the first move, and the whole line."
-    )
     version = 1
     headline = "first_move"
-    metrics: ClassVar[Mapping[str, Metric]] = {
-        "invalid": Metric("share", "The first answer cannot be read."),
-        "legal": Metric("share", "The first move is legal."),
-        "first_move": Metric("share", "The first move is right."),
-        "whole_line": Metric("share", "All of the solver's moves are right."),
-    }
     grouped = ("first_move", "whole_line")  # by rating
     groups = tuple(BANDS)
-    about = "Positions of puzzles from people's games, at any move."
 
     def __init__(self, suite_rows: int, suite_seed: int, puzzles_file: str | None) -> None:
         if puzzles_file is None:

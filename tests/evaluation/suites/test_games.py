@@ -17,21 +17,29 @@ from rookworld_rlvr.common.errors import EngineError
 from rookworld_rlvr.common.stats import Estimate
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
 from rookworld_rlvr.engine.arguments import EngineArguments
-from rookworld_rlvr.evaluation import games
-from rookworld_rlvr.evaluation.games import Game, Reply, openings
-from rookworld_rlvr.evaluation.matches import elo_difference, score_estimate
 from rookworld_rlvr.evaluation.models import (
     ModelArguments,
     RandomMover,
     open_model,
 )
-from rookworld_rlvr.evaluation.registry import SuiteArguments, open_suites
-from rookworld_rlvr.evaluation.suite import SuiteResult
-from rookworld_rlvr.evaluation.suites import versus_model
-from rookworld_rlvr.evaluation.suites.closed_loop import ClosedLoopSuite
-from rookworld_rlvr.evaluation.suites.self_play import SelfPlaySuite
-from rookworld_rlvr.evaluation.suites.versus_model import VersusModelSuite
-from rookworld_rlvr.evaluation.suites.versus_stockfish import SkilledEngine, VersusStockfishSuite
+from rookworld_rlvr.evaluation.registry import SuiteArguments
+from rookworld_rlvr.evaluation.results import SuiteResult
+from rookworld_rlvr.evaluation.suite import open_suites
+from rookworld_rlvr.evaluation.suites import games, matches
+from rookworld_rlvr.evaluation.suites.games import (
+    ClosedLoopSuite,
+    Game,
+    Reply,
+    SelfPlaySuite,
+    openings,
+)
+from rookworld_rlvr.evaluation.suites.matches import (
+    SkilledEngine,
+    VersusModelSuite,
+    VersusStockfishSuite,
+    elo_difference,
+    score_estimate,
+)
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.environment import parse_environment_prompt, write_environment_answer
 
@@ -301,7 +309,7 @@ def test_a_match_between_models_by_hand(
 ) -> None:
     start_from(game_after("f3", "e5"))
     moves = {fen_after("f3", "e5"): "g2g4", fen_after("f3", "e5", "g4"): "d8h4"}
-    monkeypatch.setattr(versus_model, "open_model", lambda *given: Scripted(moves))
+    monkeypatch.setattr(matches, "open_model", lambda *given: Scripted(moves))
     told = ("score", "illegal_moves")
     blind = Scripted({**moves, fen_after("f3", "e5", "g4"): "d8d1"})  # g8e7 is played in its place
     monkeypatch.setattr(games, "MOST_PLIES", 2)

@@ -18,10 +18,8 @@ TWO_ROOKS = "6k1/5ppp/8/8/8/8/8/RR4K1 w - - 0 1"  # a1a8 and b1b8
     ("completion", "expected"),
     [
         (policy_text("a1a8"), {"invalid": 0, "legal": 1, "mate": 1}),
-        (policy_text("b1b8"), {"invalid": 0, "legal": 1, "mate": 1}),
         (policy_text("a1a7"), {"invalid": 0, "legal": 1, "mate": 0}),
         (policy_text("a1b8"), {"invalid": 0, "legal": 0, "mate": 0}),
-        (policy_text("a1a9"), {"invalid": 1, "legal": 0, "mate": 0}),
         (GARBAGE, {"invalid": 1, "legal": 0, "mate": 0}),
     ],
 )

@@ -1,23 +1,24 @@
-"""Games played side by side: where they start, how they end; each ply asks for all of them at once."""
+"""Suites `self_play` and `closed_loop`, and games in general; each ply asks for all of them at once."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import chess
 import chess.pgn
 
-from ..common.errors import NotationError
-from ..common.progress import Progress
-from ..data import synthesis
-from ..data.loading import HELDOUT_SHARE, is_held_out
-from ..tasks import rules
-from ..tasks.policy import parse_policy_answer, write_policy_prompt
-from .answerers import Answerer
-from .suite import Judged, Suite
+from ...common.errors import NotationError
+from ...common.progress import Progress
+from ...data import synthesis
+from ...data.loading import HELDOUT_SHARE, is_held_out
+from ...data.positions import prompt_of
+from ...tasks import rules
+from ...tasks.environment import score_environment, write_environment_prompt
+from ...tasks.policy import parse_policy_answer, write_policy_prompt
+from ..suite import Answerer, Judged, Suite, packaged
 
 OPENING_PLIES = 4
 MOST_PLIES = 200  # half-moves after which a game is cut off
@@ -33,12 +34,10 @@ class Reply:
     Args:
         readable: Whether the answer could be read.
         move: `B` if it is legal, else None.
-        is_last: Whether the game stops after this move.
     """
 
     readable: bool
     move: chess.Move | None
-    is_last: bool = False
 
 
 @dataclass(slots=True)
@@ -51,8 +50,7 @@ class Game:
         half_moves: Legal moves since the suite's starting position, of both sides.
         ending: None while it is under way; else why it is over: by the rules as python-chess ends it,
             without a claim (checkmate, stalemate, insufficient material, 75 moves, fivefold repetition);
-            by an illegal or unreadable move; because it was cut off; or because a suite stopped it, see
-            `Reply`.
+            by an illegal or unreadable move; because it was cut off; or stopped at an error.
         errors: What a suite notes of the model's answers.
     """
 
@@ -73,17 +71,15 @@ class Game:
             self.ending = "rules"
         elif self.half_moves == MOST_PLIES:
             self.ending = "capped"
-        elif reply.is_last:
-            self.ending = "stopped"
 
 
-def openings(count: int, seed: int) -> list[chess.Board]:
-    """Different positions of the held-out tenth, after four random plies, with their moves."""
+def openings(count: int, seed: int, held_out: bool = True) -> list[chess.Board]:
+    """Different positions after four random plies, with their moves; of the held-out tenth, or not."""
     boards: dict[str, chess.Board] = {}
     stream = synthesis.opening_games(seed, OPENING_PLIES)
     while len(boards) < count:
         board = next(stream)
-        if is_held_out(board.fen(), HELDOUT_SHARE):
+        if is_held_out(board.fen(), HELDOUT_SHARE) == held_out:
             boards.setdefault(rules.position_key(board.fen()), board)
     return list(boards.values())
 
@@ -97,11 +93,11 @@ class GameSuite(Suite[chess.Board]):
 
     Attributes:
         played: The games that the model asked last has played.
+        stops_at_errors: Whether a game ends at the first of its `errors`.
     """
 
     played: Sequence[Game] = ()
-
-    about = f"Games from held-out positions after {OPENING_PLIES} random plies."
+    stops_at_errors: ClassVar[bool] = False
 
     def __init__(self, suite_games: int, suite_seed: int) -> None:
         super().__init__(self.starts(suite_games, suite_seed), suite_seed)
@@ -122,6 +118,8 @@ class GameSuite(Suite[chess.Board]):
             while running := [game for game in games if game.ending is None]:
                 for game, reply in zip(running, self.replies(model, running), strict=True):
                     game.take(reply)
+                    if self.stops_at_errors and game.errors:
+                        game.ending = game.ending or "stopped"
                 progress.update(1)
         self.played = games
         for game in games:
@@ -183,3 +181,72 @@ def read_reply(board: chess.Board, completion: str) -> Reply:
         return Reply(True, board.parse_uci(answer.best_move))
     except ValueError:
         return Reply(True, None)
+
+
+@packaged
+class SelfPlaySuite(GameSuite):
+    """Games of a model against itself, each from another opening.
+
+    From one position, a greedy model always plays the same game. RookWorld's README gives 36.3 legal
+    half-moves; its games may start from other positions.
+
+    A game that is cut off, and one that ends by the rules, counts with all its half-moves, so the mean
+    is a lower bound.
+    """
+
+    name = "self_play"
+    version = 1
+    headline = "legal_half_moves"
+
+    @staticmethod
+    def judge(game: Game) -> dict[str, float]:
+        """See `GameSuite`."""
+        return {
+            "legal_half_moves": game.half_moves,
+            "finished": game.ending == "rules",
+            "capped": game.ending == "capped",
+            "illegal_end": game.ending == "illegal",
+            "unreadable_end": game.ending == "unreadable",
+        }
+
+
+@packaged
+class ClosedLoopSuite(GameSuite):
+    """Games that a model imagines: its policy answer is the action, its environment answer the state.
+
+    A game stops at the first error. Until then the model's state equals python-chess's, so it does not
+    matter which of them is fed back. A fivefold repetition ends a game too, though no prompt shows it.
+    """
+
+    name = "closed_loop"
+    version = 1
+    headline = "right_plies"
+    stops_at_errors = True
+
+    def replies(self, model: Answerer, running: Sequence[Game]) -> list[Reply]:
+        """Ask for all moves, then for the states after them; a wrong state stops its game."""
+        replies = super().replies(model, running)
+        asked = [
+            (game, prompt_of(game.board, reply.move.uci()))
+            for game, reply in zip(running, replies, strict=True)
+            if reply.move
+        ]
+        prompts = [write_environment_prompt(prompt) for _, prompt in asked]
+        states = model.answers(prompts) if prompts else []
+        for (game, prompt), state in zip(asked, states, strict=True):
+            if not score_environment(prompt.fen, prompt.action, state)["exact"]:
+                game.errors.append("wrong state")
+        return replies
+
+    @staticmethod
+    def judge(game: Game) -> dict[str, float]:
+        """See `GameSuite`."""
+        state_error = bool(game.errors)
+        return {
+            "right_plies": game.half_moves - state_error,
+            "finished": game.ending == "rules" and not state_error,
+            "capped": game.ending == "capped" and not state_error,
+            "state_error": state_error,
+            "illegal_move": game.ending == "illegal",
+            "unreadable_move": game.ending == "unreadable",
+        }

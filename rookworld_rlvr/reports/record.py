@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ...common.errors import RookWorldError
-from ...common.stats import Paired
-from ...evaluation.pass_at_k import RightCounts, read_counts
-from ...tasks.metrics import Results
-from ...tasks.registry import TASKS
-from ...training.checkpoints import checkpoints
-from ...training.health.monitor import HEALTH_FILE
-from ...training.results import (
+from ..common.errors import RookWorldError
+from ..common.stats import Paired
+from ..evaluation.pass_at_k import RightCounts, read_counts
+from ..tasks.metrics import Results
+from ..tasks.registry import TASKS
+from ..training.checkpoints import checkpoints
+from ..training.health.monitor import HEALTH_FILE
+from ..training.results import (
     ANSWERS_AFTER,
     ANSWERS_BEFORE,
     CARD,
@@ -31,19 +31,10 @@ from ...training.results import (
     RESULTS,
     compared,
     heldout_results,
-    read_proportions,
+    read_estimates,
 )
 
 LEDGER = "ledger.jsonl"  # of `rookworld evolve`
-ROUND_HEADS = (
-    "round",
-    "positions",
-    "environment rows",
-    "expected score",
-    "change",
-    "Elo",
-    "outcome",
-)
 _STATE = "trainer_state.json"
 _OPTIONAL = (EVALUATION, HELDOUT_PASS)  # what only some runs write
 Logs = Mapping[str, Any]
@@ -177,7 +168,7 @@ def read_run(folder: Path, name: str) -> RunRecord:
         config,
         sessions=read(PROVENANCE, {}).get("sessions", ()),
         history=read(state, {}).get("log_history", ()),
-        before=heldout_results(results, "before") or read(HELDOUT_BEFORE, {}, read_proportions),
+        before=heldout_results(results, "before") or read(HELDOUT_BEFORE, {}, read_estimates),
         after=heldout_results(results, "after"),
         results={key: value for key, value in results.items() if key != "heldout"},
         answers=answers,
@@ -216,19 +207,21 @@ def read_ledger(folder: Path) -> list[dict[str, Any]]:
     return _json_lines(path) if path.is_file() else []
 
 
-def round_cells(entry: Mapping[str, Any]) -> list[str]:
-    """An entry of the ledger in words, by `ROUND_HEADS`."""
+def round_cells(entry: Mapping[str, Any]) -> dict[str, str]:
+    """An entry of the ledger in words, by the heads of a table."""
     before, after = entry["heldout"]["policy/expected_score"]
     change, elo = entry["expected_score"], entry["match"].get("elo_difference")
-    return [
-        str(entry["round"]),
-        str(entry["policy_rows"]),
-        str(entry["environment_rows"]),
-        f"{before:.1%} → {after:.1%}",
-        "{difference:+.2%} [{low:+.2%}, {high:+.2%}]".format(**change),
-        "{value:+.0f} [{low:+.0f}, {high:+.0f}]".format(**elo) if elo else "not finite",
-        "accepted" if entry["accepted"] else "not accepted: " + "; ".join(entry["reasons"]),
-    ]
+    return {
+        "round": str(entry["round"]),
+        "positions": str(entry["policy_rows"]),
+        "environment rows": str(entry["environment_rows"]),
+        "expected score": f"{before:.1%} → {after:.1%}",
+        "change": "{difference:+.2%} [{low:+.2%}, {high:+.2%}]".format(**change),
+        "Elo": "{value:+.0f} [{low:+.0f}, {high:+.0f}]".format(**elo) if elo else "not finite",
+        "outcome": "accepted"
+        if entry["accepted"]
+        else "not accepted: " + "; ".join(entry["reasons"]),
+    }
 
 
 # --------------------------------------------------------------------------------------------------

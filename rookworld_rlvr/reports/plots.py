@@ -14,12 +14,12 @@ from operator import itemgetter
 
 from markupsafe import Markup
 
-from ...common.files import read_asset
-from ...common.html import render
-from ...common.stats import Proportion
-from ...tasks.metrics import headlines, training_metrics
-from ...training.glossary import dashboard_key, explain
-from ...training.results import OWN_REWARDS
+from ..common.files import read_asset
+from ..common.html import render
+from ..common.stats import wilson
+from ..tasks.metrics import headlines, training_metrics
+from ..training.glossary import dashboard_key, explain
+from ..training.results import OWN_REWARDS
 from .record import RunRecord
 
 Point = tuple[float, float]  # step and value
@@ -158,7 +158,7 @@ def heldout_plots(runs: Sequence[RunRecord]) -> list[Markup]:
         for place, run in enumerate(runs):
             points = run.points(f"eval_{metric}")
             rows = 0 if metric in own else run.rows.get(metric, 0)
-            band = [Proportion(round(v * rows), rows).interval for _, v in points] if rows else ()
+            band = [wilson(v, rows) for _, v in points] if rows else ()
             lines.append(Series(run.name, points, band, place, run.best_step))
         plots.append(plot(metric, lines, _meaning(f"eval_{metric}"), is_share=metric not in own))
     return list(filter(None, plots))

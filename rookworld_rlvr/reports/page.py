@@ -8,17 +8,16 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ...common.files import read_asset
-from ...common.html import name, render
-from ...common.stats import Estimate, Paired
-from ...evaluation.results import decoding_text
-from ...tasks.metrics import headline, headlines
-from ...tasks.registry import TASKS
-from ...training.changes import stretches, words
-from ...training.results import change_text, interval_text, limit_lines
+from ..common.files import read_asset
+from ..common.html import name, render
+from ..common.stats import Estimate, Paired
+from ..evaluation.results import decoding_text
+from ..tasks.metrics import headline, headlines
+from ..tasks.registry import TASKS
+from ..training.changes import stretches, words
+from ..training.results import change_text, interval_text, limit_lines, value_text
 from .plots import COLOURS, heldout_plots, training_plots
 from .record import (
-    ROUND_HEADS,
     Answer,
     Choice,
     RunRecord,
@@ -54,6 +53,7 @@ def page(runs: Sequence[RunRecord], rounds: Sequence[Mapping[str, Any]] = ()) ->
         },
         change_text=change_text,
         interval_text=interval_text,
+        value_text=value_text,
         reach=sorted({line for run in told for line in limit_lines(run.results.get("limits", {}))}),
         heldout_plots=heldout_plots(runs),
         training_plots=list(filter(None, training_plots(runs))),
@@ -63,7 +63,6 @@ def page(runs: Sequence[RunRecord], rounds: Sequence[Mapping[str, Any]] = ()) ->
         suites=[(run.name, table) for run in runs for table in _suites(run)],
         passes=[(run.name, table) for run in runs for table in _passes(run)],
         rounds=list(map(round_cells, rounds)),
-        round_heads=ROUND_HEADS,
     )
 
 
@@ -79,7 +78,7 @@ def _verdict(run: RunRecord) -> tuple[str, str]:
         return "warning", f"did not finish; logged up to step {last}{alarms}."
     metrics = [metric for metric in headlines().values() if metric in run.after]
     before, after = headline(run.before), headline(run.after)
-    is_tie = all(_is_tie(run, metric) for metric in metrics)
+    is_tie = all(metric in run.changes and run.changes[metric].is_tie for metric in metrics)
     steps = run.results.get("steps")
     is_chosen = run.best_step is not None
     model = f"checkpoint of step {run.best_step} of {steps}" if is_chosen else f"{steps} steps"
@@ -89,16 +88,6 @@ def _verdict(run: RunRecord) -> tuple[str, str]:
         f"{before:.1%} before, {after:.1%} after ({100 * (after - before):+.1f} points"
         f"{', a tie: chance alone may explain it' if is_tie else ''}); {model}{alarms}.",
     )
-
-
-def _is_tie(run: RunRecord, metric: str) -> bool:
-    """Whether chance may explain a change: row by row or, without pairs, if intervals overlap."""
-    if metric in run.changes:
-        return bool(run.changes[metric].is_tie)
-    if metric not in run.before:
-        return True
-    (low, high), (lower, upper) = run.before[metric].interval, run.after[metric].interval
-    return bool(lower <= high and low <= upper)
 
 
 def _setup(runs: Sequence[RunRecord]) -> dict[str, Any]:

@@ -1,0 +1,328 @@
+"""Suites `versus_model` and `versus_stockfish`: games in pairs that share an opening, and their Elo."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from subprocess import DEVNULL
+from typing import Any, TypeVar
+
+import chess
+import chess.engine
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+
+from ...common.errors import EngineError
+from ...common.stats import Estimate, wilson
+from ...engine.arguments import HASH_MB, EngineArguments, find_engine
+from ...inference.prompts import Choice, choose, policy_prompt, reply_of
+from ...models.decoding import Decoding
+from ...tasks.policy import parse_policy_answer
+from ..models import ModelArguments, open_model
+from ..results import SuiteResult
+from ..suite import Answerer, SuiteUnavailableError, packaged
+from .games import Game, GameSuite, Reply
+
+T = TypeVar("T")
+
+ELO_SCALE = 400
+
+
+class MatchSuite(GameSuite):
+    """Games from openings, each opening played twice, once with each colour.
+
+    The model plays as in a chess program: `inference.prompts.choose` replaces an illegal or unreadable
+    move, as `rookworld uci` does. `strict_score` says what the same games come to if such a move loses.
+    A game is a draw if it is cut off, or if python-chess ends it without a mate.
+
+    Attributes:
+        opponent: Its name.
+    """
+
+    opponent: str
+    headline = "score"
+
+    @abstractmethod
+    def opponent_moves(self, games: Sequence[Game]) -> list[chess.Move]:
+        """What the opponent plays in games in which it is its turn, at least one."""
+
+    def starts(self, games: int, seed: int) -> dict[str, chess.Board]:
+        """See `GameSuite`; both games of a pair start at the same board."""
+        boards = super().starts(math.ceil(games / 2), seed)
+        names = [f"{side} {fen}" for fen in boards for side in ("white", "black")]
+        return {name: boards[name.split(" ", 1)[1]] for name in names[:games]}
+
+    def run(self, model: Answerer) -> SuiteResult:
+        """See `Suite`; scores have intervals by pairs of games, and a rating is added."""
+        result = super().run(model)
+        scores = {name: score_estimate(result.values[name]) for name in ("score", "strict_score")}
+        rating = elo_difference(scores["score"])
+        estimates = {**scores, **({"elo_difference": rating} if rating else {})}
+        notes = {**result.notes, "opponent": self.opponent}
+        return replace(result, estimates=estimates, notes=notes)
+
+    def replies(self, model: Answerer, running: Sequence[Game]) -> list[Reply]:
+        """See `GameSuite`; those of the model and of its opponent."""
+        asked = [game for game in running if game.board.turn == side_of(game)]
+        others = [game for game in running if game.board.turn != side_of(game)]
+        moves: dict[str, chess.Move] = {}
+        for game, choice in zip(
+            asked, ask_choices(model, [game.board for game in asked]), strict=True
+        ):
+            moves[game.name] = choice.move
+            game.errors += [choice.fault] if choice.fault else []
+        answers = self.opponent_moves(others) if others else []
+        moves |= {game.name: move for game, move in zip(others, answers, strict=True)}
+        return [Reply(True, moves[game.name]) for game in running]
+
+    def players(self, model: str, game: Game) -> tuple[str, str]:
+        """See `GameSuite`."""
+        return (model, self.opponent) if side_of(game) else (self.opponent, model)
+
+    @staticmethod
+    def judge(game: Game) -> dict[str, float]:
+        """See `GameSuite`."""
+        outcome = game.board.outcome()
+        winner = outcome.winner if outcome else None
+        score = 0.5 if winner is None else float(winner == side_of(game))
+        return {
+            "score": score,
+            "win": float(score == 1),
+            "draw": float(score == 0.5),
+            "strict_score": 0.0 if game.errors else score,
+            "illegal_moves": len(game.errors),
+            "half_moves": game.half_moves,
+        }
+
+
+def side_of(game: Game) -> chess.Color:
+    """The model's."""
+    return game.name.startswith("white")
+
+
+def ask_choices(
+    model: Answerer, boards: Sequence[chess.Board], decoding: Decoding | None = None
+) -> list[Choice]:
+    """What `rookworld uci` would play with a model's answers, all of them asked at once.
+
+    Args:
+        model: Answers policy prompts.
+        boards: Positions, none of them over.
+        decoding: How the answers are drawn; None takes the model's own.
+    """
+    if not boards:
+        return []
+    prompts = [policy_prompt(board) for board in boards]
+    if decoding is None:
+        answers = model.answers(prompts)
+    else:
+        answers = [text for (text,) in model.samples(prompts, 1, decoding)]
+    return [
+        choose(board, reply_of(answer, parse_policy_answer))
+        for board, answer in zip(boards, answers, strict=True)
+    ]
+
+
+# --------------------------------------------------------------------------------------------------
+# Scores and ratings
+# --------------------------------------------------------------------------------------------------
+def score_estimate(scores: Mapping[str, float]) -> Estimate:
+    """The mean score of games, with a 95% interval by pairs of games that share an opening.
+
+    An unbalanced opening is won once by each player, so pairs vary less than games do. The interval is
+    Wilson's for as many games, each won or lost, as would vary like the mean of these pairs. Before, two
+    pairs are added, one won and one lost, as Agresti and Coull do: few pairs may look too much alike.
+
+    Args:
+        scores: 1, 0.5 or 0 by game, at least one; names are those of `MatchSuite.starts`.
+
+    Source: the pentanomial model of https://www.chessprogramming.org/Match_Statistics; A. Agresti and
+    B. A. Coull, The American Statistician 52 (1998), pages 119-126.
+    """
+    by_opening = defaultdict(list)
+    for name, score in scores.items():
+        by_opening[name.split(" ", 1)[1]].append(score)
+    pairs = [sum(games) / len(games) for games in by_opening.values()]
+    mean = sum(scores.values()) / len(scores)
+    around = (sum(pairs) + 1) / (len(pairs) + 2)
+    variance = sum((score - around) ** 2 for score in (*pairs, 0, 1)) / (len(pairs) + 2)
+    like = around * (1 - around) / variance * len(pairs)
+    return Estimate(mean, *wilson(mean, like), len(scores))
+
+
+def elo_difference(score: Estimate) -> Estimate | None:
+    """The difference of two players' ratings, from what one scores against the other.
+
+    ``d = 400 log10(s / (1 - s))``, for the score and both ends of its interval; None if the score is 0
+    or 1, which no finite difference explains.
+
+    Source: A. E. Elo, "The Rating of Chessplayers, Past and Present" (1978), its logistic form.
+    """
+    if not 0 < score.value < 1:
+        return None
+    value, low, high = (
+        ELO_SCALE * math.log10(share / (1 - share))
+        for share in (score.value, score.low, score.high)
+    )
+    return Estimate(value, low, high, score.n)
+
+
+@packaged
+class VersusModelSuite(MatchSuite):
+    """Games against another model, which answers greedily; see `MatchSuite`.
+
+    Both play as in a chess program: illegal and unreadable moves are replaced. From one position, two
+    greedy models always play the same game, so more games need more openings, not repetitions.
+
+    Args:
+        suite_games: How many.
+        suite_seed: Decides openings.
+        opponent: A packaged model's name, a folder, a Hub id, or ``random``.
+        engine_args: For the opponent ``oracle``.
+
+    Raises:
+        SuiteUnavailableError: No opponent was given.
+        RookWorldError: It could not be loaded.
+    """
+
+    name = "versus_model"
+    version = 1
+
+    def __init__(
+        self, suite_games: int, suite_seed: int, opponent: str | None, engine_args: EngineArguments
+    ) -> None:
+        super().__init__(suite_games, suite_seed)
+        if not opponent:
+            raise SuiteUnavailableError("there is no opponent; give one with --opponent")
+        self.opponent = opponent
+        self._player = open_model(opponent, ModelArguments(), engine_args)
+
+    def opponent_moves(self, games: Sequence[Game]) -> list[chess.Move]:
+        """See `MatchSuite`."""
+        return [choice.move for choice in ask_choices(self._player, [game.board for game in games])]
+
+
+@packaged
+class VersusStockfishSuite(MatchSuite):
+    """Games from openings, each opening played twice, once with each colour; see `MatchSuite`.
+
+    Args:
+        suite_games: How many.
+        suite_seed: Decides openings, but not Stockfish's moves, see `SkilledEngine`.
+        engine_args: Which engine.
+
+    Raises:
+        SuiteUnavailableError: No engine was found, or it has no skill levels.
+    """
+
+    name = "versus_stockfish"
+    version = 2
+
+    def __init__(self, suite_games: int, suite_seed: int, engine_args: EngineArguments) -> None:
+        super().__init__(suite_games, suite_seed)
+        self._engine_args = engine_args
+        try:
+            with SkilledEngine(engine_args) as engine:
+                self.opponent = engine.name
+                self.notes["engine"] = f"{engine.name}, depth 1; it chooses by chance"
+        except EngineError as error:
+            raise SuiteUnavailableError(str(error)) from error
+
+    def run(self, model: Answerer) -> SuiteResult:
+        """See `MatchSuite`.
+
+        Raises:
+            EngineError: See `SkilledEngine`.
+        """
+        with SkilledEngine(self._engine_args) as self._engine:
+            return super().run(model)
+
+    def opponent_moves(self, games: Sequence[Game]) -> list[chess.Move]:
+        """See `MatchSuite`."""
+        return self._engine.moves([game.board for game in games])
+
+
+# --------------------------------------------------------------------------------------------------
+# The opponent
+# --------------------------------------------------------------------------------------------------
+class SkilledEngine:
+    """Stockfish at skill level 0, started once, by the main process; a context manager.
+
+    At level `n`, Stockfish chooses among its best four moves of depth 1 + `n`, so searches go to that
+    depth. The weaker the level, the more chance decides. The time is its seed, so a second game differs
+    from the first. It forgets each position before the next.
+
+    Args:
+        args: The program, and the seconds after which it counts as hanging.
+
+    Attributes:
+        name: The engine's.
+
+    Raises:
+        EngineError: No engine was found, or it has no skill levels.
+
+    Source: `Skill` in the code of Stockfish's search, https://github.com/official-stockfish/Stockfish.
+    """
+
+    def __init__(self, args: EngineArguments) -> None:
+        # A time, which depth 1 never needs: without one, `play` would wait for ever.
+        self._limit = chess.engine.Limit(depth=1, time=args.engine_timeout)
+        self._engine: chess.engine.SimpleEngine | None = None
+        self._path = args.engine_path
+        self.name = from_main(self._start)
+
+    def moves(self, boards: Sequence[chess.Board]) -> list[chess.Move]:
+        """A move in each position; the same on every process.
+
+        Raises:
+            EngineError: The engine died, hangs, or gives no move.
+        """
+        return from_main(lambda: [self._move(board) for board in boards])
+
+    def _start(self) -> str:
+        path = find_engine(self._path)
+        # A process group of its own: Ctrl-C is for the program that asks.
+        self._engine = chess.engine.SimpleEngine.popen_uci(path, stderr=DEVNULL, setpgrp=True)
+        try:
+            self._engine.configure({"Threads": 1, "Hash": HASH_MB, "Skill Level": 0})
+        except chess.engine.EngineError:
+            self._engine.close()
+            raise
+        return str(self._engine.id.get("name", "unnamed engine"))
+
+    def _move(self, board: chess.Board) -> chess.Move:
+        assert self._engine is not None  # this is the main process
+        # A new game, so that the engine forgets the last position.
+        move = self._engine.play(board, self._limit, game=object()).move
+        if move is None:
+            raise EngineError(f"the engine gave no move at {board.fen()!r}; give another")
+        return move
+
+    def __enter__(self) -> SkilledEngine:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._engine is not None:
+            self._engine.close()
+
+
+def from_main(ask: Callable[[], T]) -> T:
+    """Call `ask` on the main process alone, and return its result on every process.
+
+    Raises:
+        EngineError: On every process, if the engine failed; the others would wait for ever.
+    """
+    outcome: list[Any] = [None, None]
+    if PartialState().is_main_process:
+        try:
+            outcome[0] = ask()
+        except (EngineError, TimeoutError, OSError, chess.engine.EngineError) as error:
+            why = str(error) or "no answer in time"
+            outcome[1] = f"the engine failed ({why}); a Stockfish with skill levels is needed"
+    answer, failure = broadcast_object_list(outcome)
+    if failure is not None:
+        raise EngineError(failure)
+    return answer
