@@ -15,7 +15,8 @@ from ..common.errors import ConfigurationError, RookWorldError, close_matches
 from ..common.shipped import find_recipe, shipped_names
 from ..common.stats import Estimate, Kind, Paired, estimate, paired
 from ..data.loading import DataArguments, load_data
-from ..data.sources import Malformed, SourceArguments, check_dataset_name, parse_rows
+from ..data.parsing import parse_rows, raw_rows
+from ..data.sources import Malformed, SourceArguments, check_dataset_name
 from ..tasks import rules
 from ..tasks.registry import TASKS, task_of
 from .answerers import Answerer
@@ -269,7 +270,7 @@ def _is_recipe(name: str) -> bool:
 
 def _trained_positions(name: str) -> Iterable[str]:
     if not _is_recipe(name):
-        rows = parse_rows(SourceArguments(dataset_name=name).raw_rows(), tasks=list(TASKS))
+        rows = parse_rows(raw_rows(SourceArguments(dataset_name=name)), list(TASKS))
         return (row["fen"] for row in rows if not isinstance(row, Malformed))
     return list(load_data(_recipe_arguments(name)).train["fen"])
 

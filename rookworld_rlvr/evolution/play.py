@@ -10,7 +10,7 @@ import chess
 
 from ..data import synthesis
 from ..data.loading import HELDOUT_SHARE, is_held_out
-from ..data.positions import prompt_of
+from ..data.parsing import prompt_of
 from ..evaluation.answerers import Answerer
 from ..inference.prompts import choose, policy_prompt, reply_of
 from ..models.decoding import PLAIN, Decoding

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from ...data.positions import prompt_of
+from ...data.parsing import prompt_of
 from ...tasks.environment import score_environment, write_environment_prompt
 from ..answerers import Answerer
 from ..games import Game, GameSuite, Reply

@@ -12,7 +12,8 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 
 from ...common.errors import EngineError
-from ...engine.arguments import HASH_MB, EngineArguments, find_engine
+from ...engine.arguments import EngineArguments
+from ...engine.pool import HASH_MB, find_engine
 from ..answerers import Answerer
 from ..games import Game
 from ..matches import MatchSuite
