@@ -29,7 +29,7 @@ import chess.engine
 import torch
 from step_trainers import KINDS, PHASES, add_work, trainer_of, work_of
 
-from rookworld_rlvr.engine.arguments import find_engine
+from rookworld_rlvr.engine.pool import find_engine
 
 
 def main() -> int:

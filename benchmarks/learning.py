@@ -36,8 +36,8 @@ import yaml
 from recipe_runs import REPOSITORY
 
 from rookworld_rlvr.common.stats import proportion
-from rookworld_rlvr.data.loading import DataArguments, is_first_ply, is_held_out, load_data
-from rookworld_rlvr.data.synthesis import environment_row, first_plies
+from rookworld_rlvr.data.loading import DataArguments, is_held_out, load_data
+from rookworld_rlvr.data.synthesis import environment_row, first_plies, is_first_ply
 from rookworld_rlvr.evaluation.models import LanguageModel
 from rookworld_rlvr.evaluation.pass_at_k import RightCounts
 from rookworld_rlvr.models import loading

@@ -28,15 +28,9 @@ import chess
 import torch
 from recipe_runs import run_recipe
 
-from rookworld_rlvr.data.loading import (
-    HELDOUT_SHARE,
-    DataArguments,
-    is_first_ply,
-    is_held_out,
-    load_data,
-)
-from rookworld_rlvr.data.positions import prompt_of
-from rookworld_rlvr.data.synthesis import environment_prompts, environment_row
+from rookworld_rlvr.data.loading import HELDOUT_SHARE, DataArguments, is_held_out, load_data
+from rookworld_rlvr.data.parsing import prompt_of
+from rookworld_rlvr.data.synthesis import environment_prompts, environment_row, is_first_ply
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import PLAIN, complete
 from rookworld_rlvr.tasks.environment import ENVIRONMENT

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.stats import draw
 from rookworld_rlvr.data.judge_pairs import with_fen_field
-from rookworld_rlvr.data.loading import is_first_ply
+from rookworld_rlvr.data.synthesis import is_first_ply
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.environment import (
     ENVIRONMENT,

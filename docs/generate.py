@@ -83,7 +83,7 @@ def code(*words: Any) -> str:
 TOPICS: Mapping[str, Sequence[str]] = {
     "What a command does": ["RunArguments"],
     "Rows": ["DataArguments", "SourceArguments", "RowArguments"],
-    "Values of moves": ["LabelArguments", "EngineArguments", "PrepareLabelArguments"],
+    "Values of moves": ["LabelArguments", "EngineArguments"],
     "Rewards and preflight": ["RookWorldGRPOConfig", "RewardFaultArguments"],
     "The trainer's parts": ["PartArguments"],
     "Health": ["HealthArguments"],

@@ -2,7 +2,6 @@
 
 rookworld audit --dataset_name rows.txt                                   # a file; needs no engine
 rookworld audit --dataset_name jrahn/rookworld_7m --max_rows 100000
-rookworld audit --dataset_name rows.txt --eval_dataset_name puzzles.txt   # overlap with test positions
 rookworld audit --dataset_name rows.txt --output_file audit.json
 """
 
@@ -14,8 +13,7 @@ from pathlib import Path
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.files import check_writable, write_json
-from rookworld_rlvr.data.audit import AuditArguments, audit
-from rookworld_rlvr.data.audit_text import advice, table
+from rookworld_rlvr.data.audit import AuditArguments, advice, audit, table
 
 GROUPS = [AuditArguments]
 

@@ -18,23 +18,22 @@ from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.common.files import check_writable
-from rookworld_rlvr.data.parquet import read_provenance
 from rookworld_rlvr.data.prepare import (
     PrepareArguments,
-    PrepareLabelArguments,
     PrepareReport,
     data_card,
     read_rows,
     report_lines,
     write_labelled,
 )
+from rookworld_rlvr.data.sources import read_provenance
 
-GROUPS = [PrepareArguments, PrepareLabelArguments]
+GROUPS = [PrepareArguments]
 
 
 def main(argv: Sequence[str]) -> None:
     parser = StrictParser(GROUPS)
-    args, label_args = parser.parse_strictly(argv, check_prepare_recipe)
+    (args,) = parser.parse_strictly(argv, check_prepare_recipe)
     output = Path(args.output_file)
     check_writable(output)
     was_there, quarantine_file = output.exists(), output.with_suffix(".quarantine.jsonl")
@@ -45,14 +44,14 @@ def main(argv: Sequence[str]) -> None:
         ################
         report = PrepareReport()
         rows = read_rows(args, report, quarantine_file)
-        write_labelled(output, rows, args, label_args, report)
+        write_labelled(output, rows, args, report)
     else:
         ################
         # Many tasks
         ################
         from rookworld_rlvr.data.cluster import label_on_cluster  # it imports datatrove
 
-        if left := label_on_cluster(args, label_args):
+        if left := label_on_cluster(args):
             print(f"{left}. To see how far they are, or to go on if some failed, start again")
             return
 

@@ -29,7 +29,7 @@ from trl import GRPOTrainer
 
 from rookworld_rlvr.common.errors import EngineError
 from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data
-from rookworld_rlvr.engine.arguments import find_engine
+from rookworld_rlvr.engine.pool import find_engine
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig

@@ -53,8 +53,6 @@ DEEDS = {
     "is deaf": "time.sleep(3600)",
     "gives no score": "say('info depth 30 nodes 5', 'bestmove (none)')",
     "searches less deep": "say('info depth 1 score cp 15', 'bestmove (none)')",
-    "gives an absurd value": "say('info depth 30 score cp 50000', 'bestmove (none)')",
-    "sees a mate that has been": "say('info depth 30 score mate 0', 'bestmove (none)')",
     "talks nonsense": "say('\\x00\\x1b', 'info depth x score cp y', 'info', 'bestmove (none)')",
     "plays an illegal move": "say('info depth 30 score cp 15', 'bestmove a1a1')",
 }
@@ -160,26 +158,18 @@ class FakeLabeller:
         self.calls: list[list[str]] = []
         self.given_up: dict[str, str] = {}
         self.searched = 0
-        self.closed = False
 
-    def values(
-        self, fens: Sequence[str], on_value: Callable[[], object] | None = None
-    ) -> list[PositionValues | None]:
+    def values(self, fens: Sequence[str]) -> list[PositionValues | None]:
         self.calls.append(list(fens))
-        return [self._value(fen, on_value) for fen in fens]
+        return [self._value(fen) for fen in fens]
 
-    def _value(self, fen: str, on_value: Callable[[], object] | None) -> PositionValues | None:
+    def _value(self, fen: str) -> PositionValues | None:
         if fen in self.refuse:
             self.given_up[fen] = "refused"
             return None
         self.searched += 1
-        if on_value is not None:
-            on_value()
         moves = fake_values(fen).items()
         return PositionValues(tuple(ActionValue(*pair) for pair in moves), 1, self.source)
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def fake_values(fen: str) -> Mapping[str, int]:

@@ -23,7 +23,7 @@ from ..training.config import SHAPE, RookWorldGRPOConfig
 from ..training.run_folder import foreign_faults
 
 if TYPE_CHECKING:
-    from ..data.prepare import PrepareArguments, PrepareLabelArguments
+    from ..data.prepare import PrepareArguments
 
 
 def check_sft_recipe(*groups: Any) -> list[str]:
@@ -149,20 +149,9 @@ def check_cluster(args: PrepareArguments) -> list[str]:
     return option_faults(args.cluster, args.cluster_options or {})
 
 
-def check_prepare_recipe(
-    args: PrepareArguments | None, label_args: PrepareLabelArguments | None
-) -> list[str]:
-    """Faults of a recipe for preparing data, from several dataclasses together."""
-    if args is None or label_args is None:
-        return []
-    faults = check_cluster(args)
-    if label_args.labels == "stored" and args.synthetic_policy_rows:
-        faults.append(
-            "labels: 'stored' leaves synthetic_policy_rows without answers; set labels: "
-            "stored_or_engine, or leave synthetic_policy_rows out"
-        )
+def check_prepare_recipe(args: PrepareArguments | None) -> list[str]:
+    """Faults of a recipe for preparing data that its dataclass cannot know of."""
+    faults = check_cluster(args) if args is not None else []
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        faults.append(
-            "num_processes: prepare is one process; give engine_workers, or cluster: local"
-        )
+        faults.append("num_processes: prepare is one process; give engine_workers")
     return faults

@@ -1,4 +1,4 @@
-"""Count in one pass what is right and what is wrong with a data set's rows.
+"""Count in one pass what is right and what is wrong with a data set's rows, and say what to do.
 
 Every share comes with its number of rows. Only hashes of the rows are kept, 16 bytes a row, so data
 sets of millions of rows fit into memory.
@@ -7,17 +7,20 @@ sets of millions of rows fit into memory.
 from __future__ import annotations
 
 import hashlib
+import math
 import operator
+import shlex
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from ..common.errors import RookWorldError
+from ..common.files import read_asset
 from ..common.progress import shown
 from ..common.settings import setting
 from ..tasks import rules
@@ -26,33 +29,28 @@ from ..tasks.fill_in import FILL_IN, last_move_agrees
 from ..tasks.policy import POLICY, evaluation_pairs, parse_policy_answer, score_policy
 from ..tasks.rules import SIDES
 from ..tasks.types import FILL_IN_FIELDS, values_by_move
-from .sources import (
-    Malformed,
-    PositionArguments,
-    Row,
-    SourceArguments,
-    check_dataset_name,
-    parse_rows,
-)
+from .parsing import parse_rows, raw_rows
+from .prepare import REPAIRS
+from .sources import Malformed, PositionArguments, Row, SourceArguments, check_dataset_name
 
-AUDIT_VERSION = 6
+AUDIT_VERSION = 7
+
+
+_TEXT = read_asset("templates/audit.yaml")
+
+
+Counts = Mapping[str, Any]
 
 
 @dataclass
 class AuditArguments(PositionArguments, SourceArguments):
-    """Which rows to audit, and against what."""
+    """Which rows to audit."""
 
     dataset_name: str = setting(
         "",
         "Data set to audit: a packaged name, a Hub id, or a file of RookWorld rows, prompts, FENs, EPDs "
         "or PGN games. A position counts as a policy prompt without an answer.",
         filled=True,
-        check=check_dataset_name,
-    )
-    eval_dataset_name: str = setting(
-        "",
-        "Data set on which models are evaluated, read like dataset_name; positions that both have are "
-        "counted.",
         check=check_dataset_name,
     )
     output_file: str | None = setting(None, "JSON file to which the counts are also written.")
@@ -68,13 +66,14 @@ def audit(args: AuditArguments) -> dict[str, Any]:
         args: What to read.
 
     Raises:
-        RookWorldError: A data set cannot be read, or no row of the evaluation set can be parsed.
+        RookWorldError: The data set cannot be read.
     """
     left_out: Mapping[bool, Counter[str]] = {False: Counter(), True: Counter()}  # by is_readable
     sums: Counter[tuple[str, str, str]] = Counter()  # by task, check and side
     rows: Counter[tuple[str, str, str]] = Counter()
-    positions, prompts = array("Q"), array("Q")
-    for row in _read(args):
+    prompts = array("Q")
+    rows_read = parse_rows(raw_rows(args), args.tasks)
+    for row in shown(rows_read, f"reading {args.dataset_name}"):
         if isinstance(row, Malformed):
             left_out[row.is_readable][row.reason] += 1
             continue
@@ -82,7 +81,6 @@ def audit(args: AuditArguments) -> dict[str, Any]:
         for check, observed in checks(row).items():
             sums[row["task"], check, side] += observed  # type: ignore[assignment]
             rows[row["task"], check, side] += 1
-        positions.append(_hash(rules.position_key(row["fen"])))
         prompts.append(_hash(row["prompt"]))
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for task, check, _ in rows:
@@ -103,29 +101,6 @@ def audit(args: AuditArguments) -> dict[str, Any]:
         "unjudgeable": dict(left_out[True].most_common()),
         "repeated": len(prompts) - len(np.unique(prompts)),
         "checks": found,
-        "overlap": _overlap(args, positions) if args.eval_dataset_name else None,
-    }
-
-
-def _read(args: AuditArguments) -> Iterator[Row | Malformed]:
-    return shown(parse_rows(args.raw_rows(), args.tasks), f"reading {args.dataset_name}")
-
-
-def _overlap(args: AuditArguments, trained: Sequence[int]) -> dict[str, Any]:
-    """How many positions the evaluation set shares, and how many rows of both have them."""
-    rows = _read(replace(args, dataset_name=args.eval_dataset_name, max_rows=None))
-    fens = (row["fen"] for row in rows if not isinstance(row, Malformed))
-    tested = array("Q", (_hash(rules.position_key(fen)) for fen in fens))
-    if not tested:
-        raise RookWorldError(
-            f"eval_dataset_name: no row of {args.eval_dataset_name!r} can be read, so "
-            "its overlap cannot be counted; give another file, or leave it out"
-        )
-    return {
-        "name": args.eval_dataset_name,
-        "positions": len(np.intersect1d(trained, tested)),
-        "trained_rows": int(np.isin(trained, tested).sum()),
-        "evaluated_rows": int(np.isin(tested, trained).sum()),
     }
 
 
@@ -242,3 +217,95 @@ _CHECKS: Mapping[str, Callable[[Row], dict[str, float]]] = {
     ENVIRONMENT.name: _environment_checks,
     FILL_IN.name: _fill_in_checks,
 }
+
+
+# --------------------------------------------------------------------------------------------------
+# The table
+# --------------------------------------------------------------------------------------------------
+def table(result: Counts) -> str:
+    """The counts as aligned text: each share or mean with its number of rows, by side to move."""
+    lines = [f"Audit of {result['dataset_name']}", "", f"  {'rows read':<42}{result['read']:>18,}"]
+    lines += [f"  {'prompt appeared before':<42}{result['repeated']:>18,}"]
+    for kind in ("malformed", "unjudgeable"):
+        lines += [f"  {f'{kind}: {why}':<42}{rows:>18,}" for why, rows in result[kind].items()]
+    for task, checks in result["checks"].items():
+        lines += ["", f"{task.replace('_', ' '):<44}{'White':>18}{'Black':>18}"]
+        for name, sides in checks.items():
+            cells = (_cell(name, sides.get(side)) for side in ("white", "black"))
+            lines.append(f"  {_label(name):<42}{''.join(f'{cell:>18}' for cell in cells)}")
+    return "\n".join(lines)
+
+
+def _label(name: str) -> str:
+    return str(_TEXT.get(name, {}).get("label", name.replace("_", " ")))
+
+
+def _cell(name: str, counted: Counts | None) -> str:
+    if counted is None:
+        return "-"
+    form = ".2f" if name.endswith("_pawns") else ".1%"
+    return f"{counted['mean']:{form}} of {counted['rows']:,}"
+
+
+# --------------------------------------------------------------------------------------------------
+# What to do
+# --------------------------------------------------------------------------------------------------
+def advice(result: Counts) -> list[str]:
+    """What to do about each finding, and one command for all repairs, as lines."""
+    lines: list[str] = []
+    wanted: set[str] = set()
+    for finding, repair in findings(result):
+        lines.append(f"  - {finding}{f'; repair with --repairs {repair}' if repair else ''}")
+        wanted.add(repair)
+    if not lines:
+        return [f"  Nothing: no fault was found in {result['read']:,} rows."]
+    repairs = [name for name in REPAIRS if name in wanted]
+    if repairs or any(
+        side["mean"]
+        for side in result["checks"].get(POLICY.name, {}).get("unlabelled", {}).values()
+    ):
+        lines += ["", f"  {repair_command(result, repairs)}"]
+    return lines
+
+
+def findings(result: Counts) -> Iterator[tuple[str, str]]:
+    """What is wrong, and the repair of `rookworld prepare` that mends it; empty if none does."""
+    for kind in ("malformed", "unjudgeable"):
+        if counted := result[kind]:
+            often = next(iter(counted))
+            yield f"{sum(counted.values()):,} rows {_TEXT[kind]['says']}, most often: {often}", ""
+    for task, checks in result["checks"].items():
+        for name, sides in checks.items():
+            bounds = _TEXT.get(name, {})
+            odd = [
+                f"{side.capitalize()} {_cell(name, counted)}"
+                for side, counted in sides.items()
+                if counted["mean"] > bounds.get("above", math.inf)
+                or counted["mean"] < bounds.get("below", -math.inf)
+            ]
+            if odd:
+                remedy = f"; {bounds['remedy']}" if "remedy" in bounds else ""
+                yield (
+                    f"{task}, {_label(name)}: {', '.join(odd)} rows{remedy}",
+                    bounds.get("repair", ""),
+                )
+    if result["repeated"]:
+        yield f"{result['repeated']:,} rows with the prompt of an earlier one", "duplicates"
+
+
+def repair_command(result: Counts, repairs: Sequence[str]) -> str:
+    """The command that labels and repairs; it writes into the folder where it is run."""
+    name, split, column = (result[key] for key in ("dataset_name", "dataset_split", "text_column"))
+    share = math.ceil(100 * sum(result["malformed"].values()) / result["read"])  # in percent
+    options = {
+        "dataset_name": [name],
+        "text_column": [column] if column != "text" else [],
+        "dataset_split": [split] if split != "train" else [],
+        "max_rows": [str(result["max_rows"])] if result["max_rows"] else [],
+        "tasks": result["tasks"] if result["tasks"] != [POLICY.name] else [],
+        "max_quarantined_share": [f"{share / 100:g}"] if share > 1 else [],
+        "output_file": [f"{Path(name).stem}_prepared.parquet"],
+        "repairs": repairs,
+    }
+    words = (word for key, given in options.items() if given for word in (f"--{key}", *given))
+    return shlex.join(["rookworld", "prepare", *words])

@@ -17,21 +17,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import multiprocessing
-import os
 import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 from datasets.fingerprint import Hasher
 from datatrove.executor import (
     LocalPipelineExecutor,
@@ -42,12 +40,16 @@ from datatrove.executor.base import PipelineExecutor
 
 from ..common.errors import RookWorldError
 from ..common.files import replace_text, write_json
-from ..common.machine import cores
 from ..common.progress import shown
-from ..engine.truth import LabelArguments
-from .parquet import join_parquet
-from .prepare import PrepareArguments, PrepareReport, read_rows, write_labelled
-from .sources import dataset_file
+from .prepare import (
+    ROW_GROUP,
+    PrepareArguments,
+    PrepareReport,
+    read_rows,
+    write_labelled,
+    write_parquet,
+)
+from .sources import dataset_file, read_provenance
 
 _EXECUTORS: dict[str, type[PipelineExecutor]] = {
     "local": LocalPipelineExecutor,
@@ -57,6 +59,9 @@ _EXECUTORS: dict[str, type[PipelineExecutor]] = {
 
 
 _OURS = ("pipeline", "tasks", "logging_dir", "depends", "skip_completed")
+
+
+_OF_LOCAL = ("workers", "start_method", "local_tasks", "local_rank_offset")  # tasks run in turn
 
 
 # Keys that do not change the rows: a run may go on with others.
@@ -73,7 +78,6 @@ _FREE = {
 def label_shard(
     folder: Path,
     args: PrepareArguments,
-    label_args: LabelArguments,
     data: None,
     rank: int,
     world_size: int,
@@ -82,8 +86,7 @@ def label_shard(
 
     Args:
         folder: The folder that this module describes; all machines must see it under this path.
-        args: Which repairs to make.
-        label_args: Which values to take, and whom to ask for them.
+        args: Which repairs to make, which values to take, and whom to ask for them.
         data: What datatrove passes from step to step; not used.
         rank: The task's number.
         world_size: The number of tasks.
@@ -91,8 +94,8 @@ def label_shard(
     asyncio.set_event_loop_policy(None)  # Ray's, of uvloop, cannot start an engine as we do
     datasets.disable_progress_bars()  # they would fill the log
     rows = datasets.load_from_disk(folder / "rows").shard(world_size, rank)
-    label_args = replace(label_args, engine_cache=str(folder / "values" / f"{rank:05d}.sqlite"))
-    write_labelled(_part(folder, rank), rows, args, label_args, PrepareReport())
+    own = replace(args, engine_cache=str(folder / "values" / f"{rank:05d}.sqlite"))
+    write_labelled(_part(folder, rank), rows, own, PrepareReport())
 
 
 def join_parts(
@@ -103,6 +106,38 @@ def join_parts(
     join_parquet([_part(folder, task) for task in range(tasks)], output, read)
 
 
+def join_parquet(
+    parts: Sequence[Path], path: Path, counts: Mapping[str, Mapping[str, int]]
+) -> None:
+    """Write the rows of several files of `write_parquet` into one, in their order.
+
+    Args:
+        parts: Files of the same columns, one at least.
+        path: The file to write.
+        counts: Added to the counts of the parts.
+
+    Raises:
+        RookWorldError: Different engines valued the parts.
+    """
+    notes = [read_provenance(part) or {} for part in parts]
+    sources = {(note["engine"], note["limit"]): note for note in notes if note["engine"]}
+    if len(sources) > 1:
+        raise RookWorldError(
+            f"{path}: its parts were valued by different engines: "
+            f"{'; '.join(sorted(engine for engine, _ in sources))}. Install the same engine on every "
+            "machine, and start again in another folder"
+        )
+    sums: dict[str, Counter[str]] = defaultdict(Counter)
+    for group, numbers in (
+        item for one in (counts, *(n["counts"] for n in notes)) for item in one.items()
+    ):
+        sums[group].update(numbers)
+    note = {**next(iter(sources.values()), notes[0]), "counts": sums}
+    batches = (batch for part in parts for batch in pq.ParquetFile(part).iter_batches(ROW_GROUP))
+    tables = (pa.Table.from_batches([batch]) for batch in batches)
+    write_parquet(path, pq.read_schema(parts[0]), tables, lambda: note)
+
+
 def _part(folder: Path, rank: int) -> Path:
     return folder / "parts" / f"{rank:05d}.parquet"
 
@@ -110,7 +145,7 @@ def _part(folder: Path, rank: int) -> Path:
 # --------------------------------------------------------------------------------------------------
 # The run
 # --------------------------------------------------------------------------------------------------
-def label_on_cluster(args: PrepareArguments, label_args: LabelArguments) -> str:
+def label_on_cluster(args: PrepareArguments) -> str:
     """Read the rows, unless an earlier start has done so, and run the tasks that are not done yet.
 
     Returns:
@@ -122,21 +157,24 @@ def label_on_cluster(args: PrepareArguments, label_args: LabelArguments) -> str:
     """
     output = Path(args.output_file).resolve()
     folder = output.with_suffix(".cluster")
-    _check_question(folder, args, label_args)
+    _check_question(folder, args)
     if not (folder / "rows").exists():
         _store_rows(folder, args)
     tasks = max(1, min(args.cluster_tasks, len(datasets.load_from_disk(folder / "rows"))))
-    label_step = partial(label_shard, folder, args, label_args)
-    label = _executor(args, label_args, folder / "label", label_step, tasks)
+    label_step = partial(label_shard, folder, args)
+    label = _executor(args, folder / "label", label_step, tasks)
     join_step = partial(join_parts, folder, tasks, output)
-    join = _executor(args, label_args, folder / "join", join_step, 1, depends=label)
+    join = _executor(args, folder / "join", join_step, 1, depends=label)
     if not output.exists():  # it may have been moved away since
         (folder / "join" / "completions" / "00000").unlink(missing_ok=True)
     if args.cluster == "slurm":
         return _submitted(label, join) if join.get_incomplete_ranks() else ""
     for stage in (label, join):
         if args.cluster == "local":
-            _run_here(stage)
+            # In this process: datatrove's own pool would wait for ever for a worker that was killed.
+            ranks = stage.get_incomplete_ranks()
+            for rank in shown(ranks, "tasks", len(ranks), "tasks"):
+                stage._run_for_rank(rank, rank)
         else:
             stage.run()
         if failed := stage.get_incomplete_ranks():  # Ray's executor does not raise
@@ -147,44 +185,11 @@ def label_on_cluster(args: PrepareArguments, label_args: LabelArguments) -> str:
     return ""
 
 
-def _run_here(stage: Any) -> None:
-    """Run the tasks that are not done in processes of this machine.
-
-    datatrove's own pool would wait for ever for the task of a worker that was killed.
-
-    Raises:
-        RookWorldError: A worker was killed.
-    """
-    ranks = stage.get_incomplete_ranks()
-    fork = multiprocessing.get_context("fork")  # a forked worker need not import everything again
-    pool = ProcessPoolExecutor(stage.workers, fork, initializer=_end_with_parent)
-    try:
-        list(shown(pool.map(stage._run_for_rank, ranks, ranks), "tasks", len(ranks), "tasks"))
-    except BrokenProcessPool as error:
-        raise RookWorldError(
-            "cluster: a worker process was killed, perhaps for lack of memory; give fewer "
-            "(cluster_options: {workers: 2}), and start again to go on"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _end_with_parent() -> None:
-    """End this process if the one that started it is killed: otherwise it would label on, unseen."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def option_faults(cluster: str, options: Mapping[str, Any]) -> list[str]:
     """What is wrong with the arguments for datatrove's executor, and whether Slurm is there."""
     try:
-        inspect.signature(_EXECUTORS[cluster]).bind(**dict.fromkeys(_OURS), **options)
+        ours = [*_OURS, *(_OF_LOCAL if cluster == "local" else ())]
+        inspect.signature(_EXECUTORS[cluster]).bind(**dict.fromkeys(ours), **options)
     except TypeError as error:
         return [
             f"cluster_options: {options!r}: {error}; give further arguments of datatrove's "
@@ -195,10 +200,9 @@ def option_faults(cluster: str, options: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _check_question(folder: Path, args: PrepareArguments, label_args: LabelArguments) -> None:
+def _check_question(folder: Path, args: PrepareArguments) -> None:
     """Keep what is asked, or compare it with what the folder was made for."""
-    asked = {**asdict(args), **asdict(label_args)}
-    asked = {name: value for name, value in asked.items() if name not in _FREE}
+    asked = {name: value for name, value in asdict(args).items() if name not in _FREE}
     if (file := dataset_file(args.dataset_name)) is not None:
         asked["dataset_name"] = [args.dataset_name, file.stat().st_size, file.stat().st_mtime]
     path, text = folder / "question.json", json.dumps(asked)
@@ -224,7 +228,6 @@ def _store_rows(folder: Path, args: PrepareArguments) -> None:
 
 def _executor(
     args: PrepareArguments,
-    label_args: LabelArguments,
     folder: Path,
     step: Callable[..., None],
     tasks: int,
@@ -234,13 +237,13 @@ def _executor(
     assert args.cluster is not None and not isinstance(args.cluster_options, str)
     environment = Path(sys.prefix) / "bin" / "activate"
     usual: dict[str, dict[str, Any]] = {
-        "local": {"workers": min(cores() or 1, tasks)},
+        "local": {},
         "slurm": {
             "job_name": f"rookworld_{folder.parent.stem}_{Hasher.hash(str(folder.parent))}",
-            "cpus_per_task": label_args.workers(),
+            "cpus_per_task": args.workers(),
             "venv_path": str(environment) if environment.is_file() else None,
         },
-        "ray": {"cpus_per_task": label_args.workers()},
+        "ray": {"cpus_per_task": args.workers()},
     }
     options = {**usual[args.cluster], **(args.cluster_options or {})}
     return _EXECUTORS[args.cluster](

@@ -33,11 +33,7 @@ from ..tasks.types import (
     PolicyAnswer,
     values_by_move,
 )
-from .loading import action_values_of
-from .shares import PAIR_SHARES
-
-Row = Mapping[str, Any]
-
+from .sources import PAIR_SHARES, Row
 
 _Answers = tuple[str, str]  # chosen, rejected
 
@@ -269,7 +265,7 @@ def _other_board(fen: str, action: str, rng: random.Random) -> str:
 # Policy: a better and a worse move
 # --------------------------------------------------------------------------------------------------
 def _best_move(row: Row, gap: float, rng: random.Random) -> _Answers | None:
-    values = action_values_of(row["action_values"] or ())
+    values = _values(row)
     chances = [(value, win_probability(value.cp)) for value in values]
     pairs = [
         (better, worse)
@@ -285,8 +281,12 @@ def _best_move(row: Row, gap: float, rng: random.Random) -> _Answers | None:
     return _answer(named, better), _answer(named, worse)
 
 
+def _values(row: Row) -> list[ActionValue]:
+    return [ActionValue(value["move"], value["cp"]) for value in row["action_values"] or ()]
+
+
 def _policy_answer(row: Row, gap: float, rng: random.Random) -> _Answers | None:
-    values = action_values_of(row["action_values"] or ())
+    values = _values(row)
     limit = win_probability(values[0].cp) - gap if values else 0.0
     worse = [value for value in values if win_probability(value.cp) <= limit]
     if not worse:

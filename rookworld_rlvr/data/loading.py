@@ -9,41 +9,57 @@ supervised fine-tuning has trained on.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from itertools import count, cycle, islice
+from itertools import chain, count, cycle, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from datasets import Dataset, DatasetDict
+import chess
+from datasets import Dataset, DatasetDict, Features, Value
+from datasets.exceptions import DatasetGenerationError
+from datasets.fingerprint import Hasher
 
+from .. import __version__
 from ..common.errors import ConfigurationError, RookWorldError
+from ..common.progress import shown
 from ..common.settings import record_faults, setting, share_bounds
 from ..common.stats import draw
 from ..engine.truth import PolicyTruth
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT
-from ..tasks.policy import POLICY, write_policy_prompt
 from ..tasks.registry import TASKS
-from ..tasks.types import ActionValue, EnvironmentPrompt, values_by_move
-from .parquet import values_line
+from ..tasks.types import values_by_move
 from .sources import (
     FEATURES,
+    FIELD_SHARES,
+    KIND_SHARES,
     Malformed,
     Row,
     RowArguments,
     check_dataset_name,
     dataset_file,
-    quarantine,
+    values_line,
 )
 
 logger = logging.getLogger(__name__)
 
 
 T = TypeVar("T")
+
+
+_KEEPABLE = Features({**FEATURES, "malformed": Value("string")})  # JSON
+
+
+LARGE_FILE = 500_000  # bytes; what is smaller is parsed in a second
+
+
+WORTH_KEEPING = 1_000  # made rows; fewer are made in a few seconds
 
 
 HELDOUT_SHARE = 0.1
@@ -181,13 +197,6 @@ class DataArguments(RowArguments):
         least=1,
     )
 
-    def training_shares(self) -> dict[str, float] | None:
-        """The shares above 0 of the tasks in training; None keeps those that the data have."""
-        shares: Any = self.task_shares
-        return shares and {
-            task: shares[task] for task in TASKS if task in self.tasks and shares.get(task)
-        }
-
 
 # --------------------------------------------------------------------------------------------------
 # The story
@@ -213,11 +222,11 @@ def load_data(
     """
     report = DataReport(values=values_line(dataset_file(args.dataset_name)))
     rows = _read(args, report, quarantine_file)
-    rows += args.made_rows()
+    rows += made_rows(args)
     if args.first_plies_share:
-        from .synthesis import environment_row, first_plies
+        from . import synthesis
 
-        rows += map(environment_row, first_plies())
+        rows += map(synthesis.environment_row, synthesis.first_plies())
     chosen = _chosen_heldout(args, report, quarantine_file)
 
     left_out = [row for row in rows if row["task"] not in args.tasks]
@@ -241,8 +250,15 @@ def load_data(
         kept = [row for row in train if rules.position_key(row["fen"]) not in tested]
         report.shared, train = len(train) - len(kept), kept
     if args.mirror:
+        from .synthesis import mirror_images
+
         apart = _positions(train) | _positions(heldout)
-        train += _mirror_images(train, apart, args.heldout_share)
+        train += [
+            row
+            for row in mirror_images(train)
+            if rules.position_key(row["fen"]) not in apart
+            and not is_held_out(row["fen"], args.heldout_share)
+        ]
     heldout = first_of_each_task(heldout, args.heldout_rows)
     report.train.update(row["task"] for row in train)
     report.heldout.update(row["task"] for row in heldout)
@@ -289,14 +305,16 @@ def load_rows(dataset_name: str = RowArguments.dataset_name, **keys: Any) -> Dat
 
 def _read(args: DataArguments, report: DataReport, quarantine_file: Path | None) -> list[Row]:
     """The parsed rows of the data set; malformed ones are counted, and kept in a file."""
-    parsed = args.parsed_rows(args.tasks)
+    parsed = parsed_rows(args, args.tasks)
     malformed = [row for row in parsed if isinstance(row, Malformed)]
     report.read += len(parsed)
     report.quarantined.update(row.reason for row in malformed if not row.is_readable)
     report.unjudgeable.update(row.reason for row in malformed if row.is_readable)
-    good = [row for row in parsed if not isinstance(row, Malformed)]
-    quarantine(malformed, len(parsed), args, quarantine_file)
-    return good
+    if malformed or (quarantine_file and quarantine_file.exists()):
+        from .parsing import quarantine
+
+        quarantine(malformed, len(parsed), args, quarantine_file)
+    return [row for row in parsed if not isinstance(row, Malformed)]
 
 
 def _judged(rows: Sequence[Row], report: DataReport) -> list[Row]:
@@ -379,7 +397,6 @@ def label_heldout(data: LoadedData, truth: PolicyTruth) -> LoadedData:
     found = truth.values(
         [row["fen"] for row in policy],
         [row["action_values"] for row in policy],
-        progress="valuing held-out positions",
     )
     for row, values in zip(policy, found, strict=True):
         row["action_values"] = values and action_values_column(values)
@@ -424,31 +441,6 @@ def _deduplicate(rows: Sequence[Row]) -> list[Row]:
     return list(unique.values())[::-1]
 
 
-def _mirror_images(rows: Sequence[Row], apart: set[str], heldout_share: float) -> list[Row]:
-    """The mirror images of the policy rows with values, but those of positions that are there already.
-
-    Args:
-        rows: Of all tasks.
-        apart: The positions of the training and held-out rows.
-        heldout_share: Images of positions that a hash holds out are left out, too.
-    """
-    images = []
-    for row in rows:
-        if row["task"] != POLICY.name or not row["action_values"]:
-            continue
-        fen = rules.mirrored(row["fen"])
-        if rules.position_key(fen) in apart or is_held_out(fen, heldout_share):
-            continue
-        values = [
-            {"move": rules.mirrored_move(value["move"]), "cp": value["cp"]}
-            for value in row["action_values"]
-        ]
-        prompt = write_policy_prompt(fen)
-        answer = POLICY.truth(prompt, values_by_move(values)) or ""
-        images.append(POLICY.row(prompt, answer, EnvironmentPrompt(fen), values))
-    return images
-
-
 def _read_of(args: DataArguments) -> str:
     """What was read, for a message."""
     first = f"the first {args.max_rows} rows (max_rows) of " if args.max_rows else ""
@@ -462,12 +454,16 @@ def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
         RookWorldError: A task has a share, but no rows.
     """
     if share := args.first_plies_share:
+        from .synthesis import is_first_ply
+
         asked = [row for row in rows if row["task"] == ENVIRONMENT.name]
         has_others = share < 1 and not all(map(is_first_ply, asked))
         shares = {True: share, False: 1 - share} if has_others else {True: 1.0}
         rest = [row for row in rows if row["task"] != ENVIRONMENT.name]
         rows = _repeat(asked, is_first_ply, shares) + rest
-    if of_task := args.training_shares():
+    if args.task_shares:
+        given: Any = args.task_shares
+        of_task = {task: given[task] for task in TASKS if task in args.tasks and given.get(task)}
         if missing := set(of_task) - {row["task"] for row in rows}:
             raise RookWorldError(
                 f"no rows of {', '.join(missing)} to train on in {_read_of(args)}, but task_shares="
@@ -489,27 +485,94 @@ def _repeat(rows: list[Row], part_of: Callable[[Row], T], shares: Mapping[T, flo
     ]
 
 
-def is_first_ply(row: Row) -> bool:
-    """Whether it is an environment row about one of the 21 positions of a game's first two plies."""
-    return row["task"] == ENVIRONMENT.name and rules.position_key(row["fen"]) in _first_positions()
-
-
-@cache
-def _first_positions() -> frozenset[str]:
-    from .synthesis import first_plies
-
-    return frozenset(rules.position_key(prompt.fen) for prompt in first_plies())
-
-
 def action_values_column(values: Mapping[str, int]) -> list[dict[str, Any]]:
     """Values by move, best first, as the column `action_values`."""
     return [{"move": move, "cp": cp} for move, cp in values.items()]
 
 
-def action_values_of(values: Sequence[Mapping[str, Any]]) -> list[ActionValue]:
-    """The column `action_values` as records."""
-    return [ActionValue(value["move"], value["cp"]) for value in values]
-
-
 def _dataset(rows: list[Row]) -> Dataset:
     return Dataset.from_list(rows, features=FEATURES)
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows that are parsed or made, and kept by datasets
+# --------------------------------------------------------------------------------------------------
+def parsed_rows(args: RowArguments, tasks: Sequence[str] = ()) -> list[Row | Malformed]:
+    """A data set's rows, see `parsing.parse_rows`; of a large file, datasets keeps them on disk.
+
+    A prompt that came alone has the truth as its completion, empty if that is not known.
+    """
+
+    def parse() -> Iterator[Row | Malformed]:
+        from . import parsing  # a file that was kept needs no parsing
+
+        return map(_answered, parsing.parse_rows(parsing.raw_rows(args), tasks))
+
+    file = dataset_file(args.dataset_name)
+    if file is None or not file.is_file() or file.stat().st_size < LARGE_FILE:
+        return list(parse())
+    ours = __name__.partition(".")[0]
+    if any(type(task).__module__.partition(".")[0] != ours for task in TASKS.values()):
+        return list(parse())  # a user's task: `_source_digest` does not know its code
+    with file.open("rb") as opened:  # it may be larger than the memory
+        content = hashlib.file_digest(opened, "sha256").hexdigest()
+    asked = ["parsed", content, args.text_column, args.max_rows, list(tasks)]
+    kept = _kept(lambda: map(_keepable, parse()), _KEEPABLE, asked)
+    return [
+        Malformed(**json.loads(fault)) if (fault := row.pop("malformed")) else row for row in kept
+    ]
+
+
+def made_rows(args: RowArguments) -> list[Row]:
+    """The synthetic rows: environment rows, then fill-in rows; datasets keeps many on disk."""
+    kinds: Any = args.synthetic_shares or KIND_SHARES
+    seed, plies = args.synthetic_seed, args.synthetic_opening_plies
+    counts = args.synthetic_rows, args.synthetic_fill_in_rows
+
+    def make() -> Iterator[Row]:
+        from . import synthesis  # most runs make none
+
+        asked = synthesis.environment_prompts(seed, kinds, plies)
+        environment = map(synthesis.environment_row, islice(asked, counts[0]))
+        fill_in = islice(synthesis.fill_in_rows(seed, FIELD_SHARES, kinds, plies), counts[1])
+        yield from shown(chain(environment, fill_in), "making synthetic rows", sum(counts))
+
+    if sum(counts) < WORTH_KEEPING:
+        return list(make()) if sum(counts) else []
+    return _kept(make, FEATURES, [counts, seed, plies, dict(kinds)])
+
+
+def _kept(make: Callable[[], Iterable[Row]], features: Features, asked: Any) -> list[Row]:
+    """The rows that a function makes, kept by datasets under what is asked and the code's digest."""
+    key = Hasher.hash([asked, __version__, chess.__version__, _source_digest()])
+    try:
+        kept = Dataset.from_generator(lambda: iter(make()), features, fingerprint=key)
+    except DatasetGenerationError as error:
+        raise error.__cause__ or error from None
+    rows: list[Row] = kept.to_list()
+    return rows
+
+
+def _keepable(row: Row | Malformed) -> Row:
+    """A parsed row with the columns `_KEEPABLE`."""
+    if isinstance(row, Malformed):
+        return {"malformed": json.dumps(asdict(row), default=str)}
+    return row
+
+
+@cache
+def _source_digest() -> str:
+    """Digest of the code that made rows depend on: they are made anew if it changes."""
+    package = Path(__file__).parents[1]
+    rooms = ("common", "tasks", "data")
+    files = sorted(path for room in rooms for path in (package / room).glob("*.py"))
+    digest: str = Hasher.hash([path.read_bytes() for path in files])
+    return digest
+
+
+def _answered(row: Row | Malformed) -> Row | Malformed:
+    """The row, with the truth as its completion if it has none."""
+    if isinstance(row, Malformed) or row["completion"]:
+        return row
+    truth = TASKS[row["task"]].truth(row["prompt"], values_by_move(row["action_values"]))
+    return {**row, "completion": truth or ""}

@@ -6,11 +6,14 @@ from there.
 
 from __future__ import annotations
 
+import atexit
 import json
+import shutil
+import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +21,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet as pq
 from datasets import Dataset, Features, Value
+from datasets.arrow_writer import ArrowWriter
 
 from ..common.html import render
 from ..common.progress import Progress
@@ -26,25 +31,45 @@ from ..common.settings import setting, with_default
 from ..engine.labeller import Labeller
 from ..engine.truth import LabelArguments
 from ..tasks import rules
-from ..tasks.policy import POLICY, write_policy_prompt
+from ..tasks.environment import ENVIRONMENT
+from ..tasks.policy import (
+    POLICY,
+    parse_policy_answer,
+    write_policy_answer,
+    write_policy_prompt,
+)
 from ..tasks.registry import TASKS, join_row
-from ..tasks.types import EnvironmentPrompt, ValueSource
+from ..tasks.types import EnvironmentPrompt, ValueSource, values_by_move
 from . import synthesis
-from .loading import action_values_column
-from .parquet import ROW_GROUP, read_provenance, write_parquet
-from .repair import REPAIRS, repair_row
+from .loading import action_values_column, made_rows
+from .parsing import parse_rows, quarantine, raw_rows
 from .sources import (
     FEATURES,
+    PROVENANCE_KEY,
     Malformed,
     PositionArguments,
     Row,
     RowArguments,
     check_dataset_name,
     dataset_file,
-    on_disk,
-    parse_rows,
-    quarantine,
+    read_provenance,
 )
+
+_BEST_MOVE = "best_move"
+
+
+REPAIRS = (POLICY.name, _BEST_MOVE, ENVIRONMENT.name, "duplicates")
+"""Names of `repairs`.
+
+- `policy`: policy answers rewritten by the values of the moves.
+- `best_move`: B set to the best of the moves of M; the rest of the answer stays.
+- `environment`: answers recomputed by python-chess.
+- `duplicates`: rows dropped if their prompt has appeared before.
+"""
+
+
+ROW_GROUP = 500  # rows, whose values are in memory at once
+
 
 _POLICY_PLIES = 6  # of the longest game before a synthetic policy row
 
@@ -56,7 +81,7 @@ _WRITTEN = Features({"text": Value("string"), "action_values": FEATURES["action_
 # Arguments
 # --------------------------------------------------------------------------------------------------
 @dataclass
-class PrepareArguments(PositionArguments, RowArguments):
+class PrepareArguments(PositionArguments, RowArguments, LabelArguments):
     """The data set to make; see `RowArguments` for the rows that it is made from."""
 
     dataset_name: str = setting(
@@ -66,6 +91,9 @@ class PrepareArguments(PositionArguments, RowArguments):
         check=check_dataset_name,
     )
     output_file: str = setting("", "Parquet file to write.")
+    labels: Literal["stored", "stored_or_engine"] = with_default(
+        LabelArguments, "labels", "stored_or_engine"
+    )
     synthetic_policy_rows: int = setting(
         0,
         "Number of random positions, after up to six plies, to add as policy rows; their answers are "
@@ -81,20 +109,19 @@ class PrepareArguments(PositionArguments, RowArguments):
     )
     cluster: Literal["local", "slurm", "ray"] | None = setting(
         None,
-        "Divide the rows into cluster_tasks tasks, which datatrove runs: as many at a time as this "
-        "machine has cores (local), as jobs of Slurm, or on a Ray cluster. None labels all rows in one "
-        "run.",
+        "Divide the rows into cluster_tasks tasks, which datatrove runs: one after the other on this "
+        "machine (local), as jobs of Slurm, or on a Ray cluster; each has engine_workers engines. None "
+        "labels all rows in one run.",
     )
     cluster_tasks: int = setting(
         100,
         "Number of tasks with `cluster`. If one is stopped, its rows are gone through again, without "
-        "the searches that were done. Give several times as many as there are cores.",
+        "the searches that were done. Give several times as many as run at a time.",
         least=1,
     )
     cluster_options: dict[str, Any] | str | None = setting(
         None,
-        "Further arguments of datatrove's executor, such as {workers: 4}; Slurm needs "
-        "{time: '08:00:00', partition: cpu}.",
+        "Further arguments of datatrove's executor; Slurm needs {time: '08:00:00', partition: cpu}.",
     )
     hub_dataset_id: str | None = setting(
         None, "Upload the file and a data card to this data set on the Hub, owner/name."
@@ -111,18 +138,14 @@ class PrepareArguments(PositionArguments, RowArguments):
         made = self.synthetic_rows, self.synthetic_policy_rows, self.synthetic_fill_in_rows
         if not (self.dataset_name or any(made)):
             faults.append("dataset_name: missing, and no synthetic rows to make; give one of them")
+        if self.labels == "stored" and self.synthetic_policy_rows:
+            faults.append(
+                "labels: 'stored' leaves synthetic_policy_rows without answers; set labels: "
+                "stored_or_engine, or leave synthetic_policy_rows out"
+            )
         if self.hub_dataset_id is not None and self.hub_dataset_id.count("/") != 1:
             faults.append(f"hub_dataset_id: {self.hub_dataset_id!r} is not a Hub id (owner/name)")
         return faults
-
-
-@dataclass
-class PrepareLabelArguments(LabelArguments):
-    """`LabelArguments` with another default: rows that have values keep them."""
-
-    labels: Literal["stored", "stored_or_engine"] = with_default(
-        LabelArguments, "labels", "stored_or_engine"
-    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -161,7 +184,7 @@ def read_rows(args: PrepareArguments, report: PrepareReport, quarantine_file: Pa
     Raises:
         RookWorldError: The data set cannot be read, or too much of it is malformed.
     """
-    rows = on_disk(_rows(args, report, quarantine_file), FEATURES)
+    rows = _on_disk(_rows(args, report, quarantine_file), FEATURES)
     if "duplicates" in args.repairs:
         first = _first_of_equal(rows)
         report.repaired["duplicates"] += len(rows) - len(first)
@@ -173,7 +196,7 @@ def _rows(args: PrepareArguments, report: PrepareReport, quarantine_file: Path) 
     malformed = []
     if args.dataset_name:
         report.rows.update(dict.fromkeys(("read", "quarantined", "unjudgeable"), 0))
-    for row in parse_rows(args.raw_rows(), tasks=args.tasks):
+    for row in parse_rows(raw_rows(args), args.tasks):
         report.rows["read"] += 1
         if isinstance(row, Malformed):
             malformed.append(row)
@@ -181,12 +204,12 @@ def _rows(args: PrepareArguments, report: PrepareReport, quarantine_file: Path) 
         else:
             yield row
     quarantine(malformed, report.rows["read"], args, quarantine_file)
-    for row in made_rows(args):
+    for row in _made_rows(args):
         report.rows["made"] += 1
         yield row
 
 
-def made_rows(args: PrepareArguments) -> Iterator[Row]:
+def _made_rows(args: PrepareArguments) -> Iterator[Row]:
     """Synthetic rows of all tasks; a policy row has no answer yet."""
     positions = synthesis.opening_positions(args.synthetic_seed, _POLICY_PLIES)
     seen: set[str] = set()
@@ -197,7 +220,18 @@ def made_rows(args: PrepareArguments) -> Iterator[Row]:
                 seen.add(key)
                 progress.update()
                 yield POLICY.row(write_policy_prompt(fen), "", EnvironmentPrompt(fen))
-    yield from args.made_rows()
+    yield from made_rows(args)
+
+
+def _on_disk(rows: Iterable[Row], features: Features) -> Dataset:
+    """Rows in a temporary file that is mapped into memory, and removed when the process ends."""
+    folder = tempfile.mkdtemp(prefix="rookworld-rows-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    with ArrowWriter(path=str(Path(folder) / "rows.arrow"), features=features) as writer:
+        for row in rows:
+            writer.write(row)
+        writer.finalize()
+    return Dataset.from_file(str(Path(folder) / "rows.arrow"))
 
 
 def _first_of_equal(rows: Dataset) -> npt.NDArray[np.int64]:
@@ -215,7 +249,6 @@ def write_labelled(
     path: Path,
     rows: Dataset,
     args: PrepareArguments,
-    label_args: LabelArguments,
     report: PrepareReport,
 ) -> None:
     """Value the positions of rows, repair their answers, and write them with their provenance.
@@ -226,19 +259,18 @@ def write_labelled(
     Args:
         path: The Parquet file.
         rows: Of `read_rows`.
-        args: Which repairs to make.
-        label_args: Which values to take, and whom to ask for them.
+        args: Which repairs to make, which values to take, and whom to ask for them.
         report: Counted into.
 
     Raises:
         EngineError: No engine was found, or it fails at position after position.
         RookWorldError: The cache cannot be used.
     """
-    needs_engine = label_args.labels != "stored" and any(
+    needs_engine = args.labels != "stored" and any(
         map(_needs_values, rows.select_columns(["task", "action_values"]))
     )
     with (
-        Labeller(label_args) if needs_engine else nullcontext() as labeller,
+        Labeller(args) if needs_engine else nullcontext() as labeller,
         Progress("labelling", len(rows)) as progress,
     ):
 
@@ -286,6 +318,30 @@ def _written(row: Row, args: PrepareArguments, report: PrepareReport) -> Row:
     return {"text": text, "action_values": row["action_values"]}
 
 
+def write_parquet(
+    path: Path,
+    schema: pa.Schema,
+    tables: Iterable[pa.Table],
+    provenance: Callable[[], Mapping[str, Any]],
+) -> None:
+    """Write rows to a file that appears only when it is complete.
+
+    Args:
+        path: The file; its folder is created.
+        schema: Columns of the rows.
+        tables: The rows; each table becomes a row group.
+        provenance: Where the rows come from and how they were made, as JSON can hold it. Called after
+            the last row.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    incomplete = path.with_name(f"{path.name}.incomplete")
+    with pq.ParquetWriter(incomplete, schema, compression="zstd") as writer:
+        for table in tables:
+            writer.write_table(table.cast(schema))
+        writer.add_key_value_metadata({PROVENANCE_KEY: json.dumps(provenance())})
+    incomplete.replace(path)
+
+
 def provenance(
     args: PrepareArguments, source: ValueSource | None, report: PrepareReport
 ) -> dict[str, Any]:
@@ -307,3 +363,42 @@ def data_card(provenance: Mapping[str, Any]) -> str:
     """The README.md of a data set on the Hub."""
     note = json.dumps(provenance, indent=2)
     return f"{render('data_card.md', values=provenance, provenance=note)}\n"
+
+
+# --------------------------------------------------------------------------------------------------
+# Repairing
+# --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """A row's answer after repair."""
+
+    completion: str
+    done: str = ""  # the repair that changed it
+    refused: str = ""  # a repair that it needs, but that its values do not allow
+
+
+def repair_row(row: Mapping[str, Any], repairs: Collection[str]) -> Repaired:
+    """Repair the answer of one row; a row without an answer gets the right one, if that is known.
+
+    Args:
+        row: With the columns that `sources` documents.
+        repairs: Names of `REPAIRS`; ``duplicates`` has no effect on a single row.
+    """
+    task, completion = TASKS[row["task"]], row["completion"]
+    values = values_by_move(row["action_values"])
+    if not completion or task.name in repairs:
+        name = task.name if completion else "answer"
+        truth = task.truth(row["prompt"], values)
+        if truth is None:
+            return Repaired(completion, refused=name)
+        return Repaired(truth, done=name if truth != completion else "")
+    if task is not POLICY or _BEST_MOVE not in repairs:
+        return Repaired(completion)
+    answer = parse_policy_answer(completion)
+    worth = {move: values[move] for move in answer.moves if move in values} if values else {}
+    if not worth:
+        return Repaired(completion, refused=_BEST_MOVE)
+    best = max(worth, key=worth.__getitem__)
+    if worth.get(answer.best_move) == worth[best]:
+        return Repaired(completion)
+    return Repaired(write_policy_answer(replace(answer, best_move=best)), done=_BEST_MOVE)

@@ -1,4 +1,4 @@
-"""Where rows come from: data sets by name, their raw rows, and the parsed rows.
+"""Where rows come from: data sets by name, the keys that name them, and what a row is.
 
 A parsed row has the columns
 
@@ -16,46 +16,21 @@ either cannot be read, or it can but no rule of chess can judge it: a king is mi
 
 from __future__ import annotations
 
-import atexit
-import hashlib
 import json
-import logging
-import operator
-import shutil
-import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cache
-from itertools import chain, islice
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import chess
-import datasets
-from datasets import Dataset, Features, List, Value
-from datasets.arrow_writer import ArrowWriter
-from datasets.exceptions import DatasetGenerationError
-from datasets.fingerprint import Hasher
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets import Features, List, Value
 
-from .. import __version__
-from ..common.errors import (
-    IllegalPositionError,
-    NotationError,
-    RookWorldError,
-    UnjudgeableError,
-    close_matches,
-)
-from ..common.files import asset_path, is_hub_id
-from ..common.progress import shown
+from ..common.errors import close_matches
+from ..common.files import asset_path, is_hub_id, read_asset
 from ..common.settings import Checked, setting, share_bounds
-from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT
 from ..tasks.policy import POLICY
-from ..tasks.registry import TASKS, split_row, task_of
-from ..tasks.text import clean
-from ..tasks.types import values_by_move
-from .shares import FIELD_SHARES, KIND_SHARES
 
 PACKAGED_DATA = {
     "rookworld-nano-openings": "nano_openings.parquet",
@@ -64,7 +39,7 @@ PACKAGED_DATA = {
 }
 
 
-_FILE_LOADERS = {
+FILE_LOADERS = {
     ".jsonl": "json",
     ".json": "json",
     ".parquet": "parquet",
@@ -76,7 +51,7 @@ _FILE_LOADERS = {
 }
 
 
-_COLUMNS = ("text", "prompt", "fen", "fault")  # of a raw row, one at least; fault: a broken game
+COLUMNS = ("text", "prompt", "fen", "fault")  # of a raw row, one at least; fault: a broken game
 
 
 FEATURES = Features(
@@ -92,17 +67,16 @@ FEATURES = Features(
 )
 
 
-_KEEPABLE = Features({**FEATURES, "malformed": Value("string")})  # JSON
+_SHARES: Mapping[str, Mapping[str, float]] = read_asset("shares.yaml")
 
 
-LARGE_FILE = 500_000  # bytes; what is smaller is parsed in a second
+KIND_SHARES, FIELD_SHARES, PAIR_SHARES = (_SHARES[name] for name in ("kinds", "fields", "pairs"))
+"""Default shares of kinds of synthetic rows, of hidden fields, and of kinds of a judge's pairs."""
 
 
-WORTH_KEEPING = 1_000  # made rows; fewer are made in a few seconds
-
-
-# It prints what `_loading` says better.
-logging.getLogger("datasets.packaged_modules.json.json").setLevel(logging.CRITICAL)
+PROVENANCE_KEY = (
+    b"rookworld_rlvr"  # in a Parquet file's metadata, beside the key that datasets writes
+)
 
 
 Row = dict[str, Any]
@@ -129,14 +103,14 @@ def check_dataset_name(name: str, key: str = "dataset_name") -> list[str]:
     if name in PACKAGED_DATA or name == "":
         return []
     path = Path(name)
-    if path.suffix in _FILE_LOADERS:
+    if path.suffix in FILE_LOADERS:
         files = map(str, path.parent.glob("*"))
         return [] if path.is_file() else [f"{key}: no file {name!r}{close_matches(name, files)}"]
     if is_hub_id(name) and not path.exists():
         return []
     return [
         f"{key}: {name!r} is neither packaged, a Hub id (owner/name), nor a file that ends in "
-        f"{', '.join(_FILE_LOADERS)}{close_matches(name, PACKAGED_DATA)}"
+        f"{', '.join(FILE_LOADERS)}{close_matches(name, PACKAGED_DATA)}"
     ]
 
 
@@ -160,26 +134,6 @@ class SourceArguments(Checked):
     max_rows: int | None = setting(
         None, "Read at most this many rows; a Hub data set is then streamed.", least=1
     )
-
-    def raw_rows(self) -> Iterator[Row]:
-        """The raw rows of the data set, their lines in the column `text`.
-
-        Raises:
-            RookWorldError: The data set cannot be read, or has no column to read.
-        """
-        column = self.text_column
-        try:
-            for number, row in enumerate(islice(_open_dataset(self), self.max_rows)):
-                if not number:
-                    _check_columns(self, row)
-                yield row if column == "text" else {**row, "text": row.get(column), column: None}
-        except RookWorldError:
-            raise
-        except (OSError, ValueError, StopIteration, DatasetGenerationError) as error:
-            raise RookWorldError(
-                f"cannot load the data set {self.dataset_name!r} "
-                f"({error.__cause__ or str(error) or 'no rows'}); check name, content and network"
-            ) from error
 
 
 @dataclass
@@ -229,252 +183,32 @@ class RowArguments(SourceArguments):
         least=0,
     )
 
-    def made_rows(self) -> list[Row]:
-        """The synthetic rows: environment rows, then fill-in rows; datasets keeps many on disk."""
-        kinds: Any = self.synthetic_shares or KIND_SHARES
-        seed, plies = self.synthetic_seed, self.synthetic_opening_plies
-        counts = self.synthetic_rows, self.synthetic_fill_in_rows
 
-        def make() -> Iterator[Row]:
-            from . import synthesis  # most runs make none
-
-            asked = synthesis.environment_prompts(seed, kinds, plies)
-            environment = map(synthesis.environment_row, islice(asked, counts[0]))
-            fill_in = islice(synthesis.fill_in_rows(seed, FIELD_SHARES, kinds, plies), counts[1])
-            yield from shown(chain(environment, fill_in), "making synthetic rows", sum(counts))
-
-        if sum(counts) < WORTH_KEEPING:
-            return list(make()) if sum(counts) else []
-        return _kept(make, FEATURES, [counts, seed, plies, dict(kinds)])
-
-    def parsed_rows(self, tasks: Sequence[str] = ()) -> list[Row | Malformed]:
-        """The data set's rows, see `parse_rows`; of a large file, datasets keeps them on disk.
-
-        A prompt that came alone has the truth as its completion, empty if that is not known.
-        """
-
-        def parse() -> Iterator[Row | Malformed]:
-            return map(_answered, parse_rows(self.raw_rows(), tasks))
-
-        file = dataset_file(self.dataset_name)
-        if file is None or not file.is_file() or file.stat().st_size < LARGE_FILE:
-            return list(parse())
-        ours = __name__.partition(".")[0]
-        if any(type(task).__module__.partition(".")[0] != ours for task in TASKS.values()):
-            return list(parse())  # a user's task: `_source_digest` does not know its code
-        with file.open("rb") as opened:  # it may be larger than the memory
-            content = hashlib.file_digest(opened, "sha256").hexdigest()
-        asked = ["parsed", content, self.text_column, self.max_rows, list(tasks)]
-        kept = _kept(lambda: map(_keepable, parse()), _KEEPABLE, asked)
-        return [
-            Malformed(**json.loads(fault)) if (fault := row.pop("malformed")) else row
-            for row in kept
-        ]
-
-
-def _kept(make: Callable[[], Iterable[Row]], features: Features, asked: Any) -> list[Row]:
-    """The rows that a function makes, kept by datasets under what is asked and the code's digest."""
-    key = Hasher.hash([asked, __version__, chess.__version__, _source_digest()])
-    try:
-        kept = Dataset.from_generator(lambda: iter(make()), features, fingerprint=key)
-    except DatasetGenerationError as error:
-        raise error.__cause__ or error from None
-    rows: list[Row] = kept.to_list()
-    return rows
-
-
-def _keepable(row: Row | Malformed) -> Row:
-    """A parsed row with the columns `_KEEPABLE`."""
-    if isinstance(row, Malformed):
-        return {"malformed": json.dumps(asdict(row), default=str)}
-    return row
-
-
-@cache
-def _source_digest() -> str:
-    """Digest of the code that made rows depend on: they are made anew if it changes."""
-    package = Path(__file__).parents[1]
-    rooms = ("common", "tasks", "data")
-    files = sorted(path for room in rooms for path in (package / room).glob("*.py"))
-    digest: str = Hasher.hash([path.read_bytes() for path in files])
-    return digest
-
-
-# --------------------------------------------------------------------------------------------------
-# Data sets by name
-# --------------------------------------------------------------------------------------------------
 def dataset_file(name: str) -> Path | None:
     """The file behind a data set's name; None for a Hub id."""
     if name in PACKAGED_DATA:
         return Path(asset_path(PACKAGED_DATA[name]))
-    return Path(name) if Path(name).suffix in _FILE_LOADERS else None
+    return Path(name) if Path(name).suffix in FILE_LOADERS else None
 
 
-def _check_columns(args: SourceArguments, row: Row) -> None:
-    column = args.text_column
-    if column not in row and (column != "text" or row.keys().isdisjoint(_COLUMNS)):
-        raise RookWorldError(
-            f"no column {column!r} in {args.dataset_name!r}; found: {', '.join(row)}. Name the column "
-            "that holds the rows in text_column, or give columns prompt and completion, or fen"
-        )
-
-
-def on_disk(rows: Iterable[Row], features: Features) -> Dataset:
-    """Rows in a temporary file that is mapped into memory, and removed when the process ends."""
-    folder = tempfile.mkdtemp(prefix="rookworld-rows-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    with ArrowWriter(path=str(Path(folder) / "rows.arrow"), features=features) as writer:
-        for row in rows:
-            writer.write(row)
-        writer.finalize()
-    return Dataset.from_file(str(Path(folder) / "rows.arrow"))
-
-
-def _open_dataset(args: SourceArguments) -> Any:
-    if not args.dataset_name:
-        return []
-    file = dataset_file(args.dataset_name)
-    if file is None:
-        streaming = args.max_rows is not None
-        return datasets.load_dataset(
-            args.dataset_name, split=args.dataset_split, streaming=streaming
-        )
-    if file.suffix == ".pgn":
-        from .positions import pgn_positions
-
-        return pgn_positions(file)
-    loader = _FILE_LOADERS[file.suffix]
-    options = {"encoding": "utf-8-sig"} if loader == "text" else {}  # a byte order mark of Windows
-    return datasets.load_dataset(loader, data_files=str(file), split="train", **options)
-
-
-# --------------------------------------------------------------------------------------------------
-# Parsing
-# --------------------------------------------------------------------------------------------------
-def parse_rows(
-    raws: Iterable[Mapping[str, Any]], tasks: Sequence[str] = ()
-) -> Iterator[Row | Malformed]:
-    """Each raw row as a parsed row, or as what is wrong with it; empty lines are left out.
-
-    Args:
-        raws: See `parse_raw`.
-        tasks: Make prompts of positions, see `positions.asked_of`; without tasks these are malformed.
-    """
-    for number, raw in enumerate(raws, 1):
-        if raw.get("text") == "":
-            continue
-        try:
-            asked = [raw]
-            if tasks and not _is_row(raw):
-                from .positions import asked_of  # most data sets hold rows
-
-                asked = asked_of(raw, tasks)
-            yield from [parse_raw(row) for row in asked]
-        except (NotationError, IllegalPositionError) as error:
-            kind = getattr(error, "kind", None)  # of a position that is not legal
-            reason = str(kind or getattr(error, "reason", "not a FEN"))
-            text = {key: raw[key] for key in (*_COLUMNS, "completion") if key in raw}
-            is_readable = kind is not None or isinstance(error, UnjudgeableError)
-            yield Malformed(number, reason, str(error), text, is_readable)
-
-
-def _is_row(raw: Mapping[str, Any]) -> bool:
-    """Whether it has the mark of a row: a task's prefix, or the ``+`` between fields."""
-    text = raw.get("text") or raw.get("prompt")
-    return isinstance(text, str) and (
-        "+" in text or clean(text).startswith(TASKS[task_of(text)].prefix)
-    )
-
-
-def parse_raw(raw: Mapping[str, Any]) -> Row:
-    """One row with the columns described above, from one raw row.
-
-    Args:
-        raw: Column `text` (a RookWorld line or a prompt alone), or `prompt` and perhaps `completion`;
-            `action_values` is optional.
-
-    Raises:
-        NotationError: The text is malformed, a policy prompt has no legal move, action values do not
-            fit the position, or a fill-in record fits no answer or another one than it has.
-        IllegalPositionError: The position is not legal.
-    """
-    text = raw.get("text")
-    if text is None:
-        # The space separates a policy prompt from its answer; further spaces make no difference.
-        text = f"{raw.get('prompt') or ''} {raw.get('completion') or ''}"
-    if not isinstance(text, str):
-        raise NotationError("the column does not hold text", str(text))
-    task = TASKS[task_of(text)]
+def read_provenance(path: str | Path | None) -> dict[str, Any] | None:
+    """The provenance that `prepare.write_parquet` wrote; None for other files, and without a file."""
+    if path is None or Path(path).suffix != ".parquet":
+        return None
     try:
-        _, prompt, completion = split_row(text)
-    except NotationError as error:
-        try:
-            prompt, completion = task.read_prompt(clean(text)), ""
-        except NotationError:
-            raise error from None
-    position = task.check(prompt, completion or task.truth(prompt) or "")
-    values = raw.get("action_values") if task.needs_values else None
-    if values is not None:
-        values = _checked_values(position.fen, values)
-    return task.row(prompt, completion, position, values)
+        note = (pq.read_metadata(path).metadata or {}).get(PROVENANCE_KEY)
+    except (OSError, pa.ArrowException):
+        return None  # loading the rows reports what is wrong with the file
+    return None if note is None else dict(json.loads(note))
 
 
-def _checked_values(fen: str, values: Any) -> list[dict[str, Any]]:
-    try:
-        pairs = [(str(value["move"]), operator.index(value["cp"])) for value in values]
-    except (KeyError, TypeError) as error:
-        raise NotationError(
-            "action_values must be a list of {move, cp}, cp in whole centipawns", str(values)
-        ) from error
-    if sorted(move for move, _ in pairs) != sorted(rules.legal_moves(fen)):
-        raise NotationError("action_values do not name every legal move once", fen)
-    worths = [cp for _, cp in pairs]
-    if worths != sorted(worths, reverse=True):
-        raise NotationError("action_values are not ordered best first", fen)
-    return [{"move": move, "cp": cp} for move, cp in pairs]
-
-
-def _answered(row: Row | Malformed) -> Row | Malformed:
-    """The row, with the truth as its completion if it has none."""
-    if isinstance(row, Malformed) or row["completion"]:
-        return row
-    truth = TASKS[row["task"]].truth(row["prompt"], values_by_move(row["action_values"]))
-    return {**row, "completion": truth or ""}
-
-
-# --------------------------------------------------------------------------------------------------
-# Quarantine
-# --------------------------------------------------------------------------------------------------
-def quarantine(
-    malformed: Sequence[Malformed], read: int, args: RowArguments, path: Path | None
-) -> None:
-    """Write malformed rows with their reasons, as JSON lines, and stop if too many cannot be read.
-
-    Args:
-        malformed: The malformed rows; without any no file is written.
-        read: Rows read, malformed or not.
-        args: Which data set it was, and what share of it may be unreadable.
-        path: Where the rows go.
-
-    Raises:
-        RookWorldError: More than that share cannot be read, or no row can be judged.
-    """
-    if path and not malformed:
-        path.unlink(missing_ok=True)  # of an earlier try; the data have been mended since
-    elif path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        content = [{"row": row.number, "reason": row.message, **row.text} for row in malformed]
-        lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in content)
-        path.write_text("".join(lines), encoding="utf-8")
-    unreadable = [row for row in malformed if not row.is_readable]
-    is_none_judgeable = 0 < len(malformed) == read and not unreadable
-    if len(unreadable) > args.max_quarantined_share * read or is_none_judgeable:
-        bad = unreadable or malformed
-        reasons = Counter(row.reason for row in bad)
-        where = f"see {path}" if path else "a run without --dry_run writes all of them to a file"
-        raise RookWorldError(
-            f"{len(bad)} of {read} rows of {args.dataset_name!r} are malformed, more than "
-            f"max_quarantined_share={args.max_quarantined_share}: {dict(reasons.most_common(5))}; the "
-            f"first is row {bad[0].number}: {bad[0].message}; {where}. Mend the data or "
-            "raise the share"
-        )
+def values_line(path: str | Path | None) -> str:
+    """Who valued the moves in a file, how and when; empty if the file does not say."""
+    note = read_provenance(path)
+    while note is not None and note["engine"] is None:
+        note = note[
+            "dataset_provenance"
+        ]  # of the file that it was made from, whose values it keeps
+    if note is None:
+        return ""
+    return f"{note['engine']}, {note['limit']}, {note['date']}"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import random
 import string
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -29,9 +29,16 @@ from ..tasks.fill_in import (
     write_fill_in_answer,
     write_fill_in_prompt,
 )
-from ..tasks.types import FILL_IN_FIELDS, EnvironmentAnswer, EnvironmentPrompt, FillInField
-from .positions import prompt_of
-from .shares import FIELD_SHARES, KIND_SHARES
+from ..tasks.policy import POLICY, write_policy_prompt
+from ..tasks.types import (
+    FILL_IN_FIELDS,
+    EnvironmentAnswer,
+    EnvironmentPrompt,
+    FillInField,
+    values_by_move,
+)
+from .parsing import prompt_of
+from .sources import FIELD_SHARES, KIND_SHARES, Row
 
 T = TypeVar("T")
 
@@ -94,6 +101,30 @@ def first_plies() -> Iterator[EnvironmentPrompt]:
         board.push(first)
         yield from (prompt_of(board, move.uci()) for move in board.legal_moves)
         board.pop()
+
+
+def is_first_ply(row: Row) -> bool:
+    """Whether it is an environment row about one of the 21 positions of `first_plies`."""
+    return row["task"] == ENVIRONMENT.name and rules.position_key(row["fen"]) in _first_positions()
+
+
+@cache
+def _first_positions() -> frozenset[str]:
+    return frozenset(rules.position_key(prompt.fen) for prompt in first_plies())
+
+
+def mirror_images(rows: Iterable[Row]) -> Iterator[Row]:
+    """The mirror images of the policy rows with values."""
+    for row in rows:
+        if row["task"] == POLICY.name and row["action_values"]:
+            fen = rules.mirrored(row["fen"])
+            values = [
+                {"move": rules.mirrored_move(value["move"]), "cp": value["cp"]}
+                for value in row["action_values"]
+            ]
+            prompt = write_policy_prompt(fen)
+            answer = POLICY.truth(prompt, values_by_move(values)) or ""
+            yield POLICY.row(prompt, answer, EnvironmentPrompt(fen), values)
 
 
 def environment_row(prompt: EnvironmentPrompt) -> dict[str, Any]:

@@ -8,15 +8,17 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from ..common.errors import RookWorldError
+from ..common.errors import IllegalPositionError, RookWorldError
 from ..common.files import cache_folder
+from ..common.progress import Progress
+from ..tasks import rules
 from ..tasks.types import ActionValue, PositionValues, ValueSource
-from .arguments import EngineArguments, position_asked
+from .arguments import EngineArguments
 from .pool import EnginePool
 
 _SCHEMA = """
@@ -140,14 +142,11 @@ class Labeller(AbstractContextManager["Labeller"]):
         self.given_up: Mapping[str, str] = self._pool.given_up
         self.searched = 0
 
-    def values(
-        self, fens: Sequence[str], on_value: Callable[[], object] | None = None
-    ) -> list[PositionValues | None]:
+    def values(self, fens: Sequence[str]) -> list[PositionValues | None]:
         """The values of each position; None for a position that was given up.
 
         Args:
             fens: Any number of positions, in any order. Repeated ones are searched once.
-            on_value: Called for each position that the engine has searched, for a progress bar.
 
         Raises:
             IllegalPositionError: A position is illegal, or has no legal move. Nothing was searched then.
@@ -167,10 +166,10 @@ class Labeller(AbstractContextManager["Labeller"]):
                 self._cache.put(position, values)
                 known[position] = values
                 self.searched += 1
-                if on_value is not None:
-                    on_value()
+                progress.update()
 
-            self._pool.values(waiting, keep)
+            with Progress("valuing positions", len(waiting), "positions") as progress:
+                self._pool.values(waiting, keep)
         return [known.get(position) for position in positions]
 
     def close(self) -> None:
@@ -180,3 +179,18 @@ class Labeller(AbstractContextManager["Labeller"]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def position_asked(fen: str) -> str:
+    """The FEN under which a position is searched and cached.
+
+    Values depend on the halfmove clock but not on the move number, which is set to 1.
+
+    Raises:
+        IllegalPositionError: The position is not legal, or has no legal move.
+    """
+    board = rules.board_of(fen)
+    if not any(board.legal_moves):
+        raise IllegalPositionError(f"no legal move to value in {fen!r}: the game is over")
+    board.fullmove_number = 1
+    return board.fen()

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..common.errors import IllegalPositionError, NotationError
-from ..common.progress import Progress
 from ..common.settings import setting
+from ..tasks import rules
 from ..tasks.registry import TASKS, task_of
 from ..tasks.types import Values, values_by_move
-from .arguments import EngineArguments, position_asked
+from .arguments import EngineArguments
 
 if TYPE_CHECKING:
     from .labeller import Labeller
@@ -24,10 +23,9 @@ def _valued_position(prompt: str) -> str | None:
     """The FEN to value for a prompt; None if the prompt is malformed or has no legal move."""
     try:
         fen = TASKS[task_of(prompt)].position(prompt).fen
-        position_asked(fen)
+        return fen if rules.legal_moves(fen) else None
     except (NotationError, IllegalPositionError):
         return None
-    return fen
 
 
 def policy_values(
@@ -65,7 +63,7 @@ class LabelArguments(EngineArguments):
     )
 
 
-class PolicyTruth(AbstractContextManager["PolicyTruth"]):
+class PolicyTruth:
     """Values of all legal moves for the rows of a batch.
 
     Args:
@@ -92,15 +90,12 @@ class PolicyTruth(AbstractContextManager["PolicyTruth"]):
 
         return cls(Labeller(args))
 
-    def values(
-        self, fens: Sequence[str], stored: Sequence[Any], progress: str = ""
-    ) -> list[Values | None]:
+    def values(self, fens: Sequence[str], stored: Sequence[Any]) -> list[Values | None]:
         """The values of each row; None if they are neither stored nor found by the engine.
 
         Args:
             fens: Positions with a legal move.
             stored: The rows' `action_values`, each may be None.
-            progress: Title of a progress bar; empty for no bar.
 
         Raises:
             RookWorldError: See `Labeller.values`.
@@ -109,9 +104,7 @@ class PolicyTruth(AbstractContextManager["PolicyTruth"]):
         waiting = [index for index, values in enumerate(found) if values is None]
         if self.labeller is None or not waiting:
             return found
-        asked = [fens[index] for index in waiting]
-        with Progress(progress, len(set(asked)), "positions", hidden=not progress) as shown:
-            answers = self.labeller.values(asked, shown.update)
+        answers = self.labeller.values([fens[index] for index in waiting])
         for index, answer in zip(waiting, answers, strict=True):
             found[index] = None if answer is None else answer.by_move()
         return found
@@ -126,11 +119,3 @@ class PolicyTruth(AbstractContextManager["PolicyTruth"]):
             f"positions searched    {self.labeller.searched:>8}",
             f"positions given up    {len(given_up):>8}",
         ]
-
-    def close(self) -> None:
-        """End the engine."""
-        if self.labeller is not None:
-            self.labeller.close()
-
-    def __exit__(self, *error: object) -> None:
-        self.close()

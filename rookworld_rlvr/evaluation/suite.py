@@ -18,7 +18,8 @@ from ..common.files import find_recipe, read_asset, shipped_names
 from ..common.own import load_own_class
 from ..common.stats import Kind
 from ..data.loading import DataArguments, load_data
-from ..data.sources import Malformed, SourceArguments, check_dataset_name, parse_rows
+from ..data.parsing import parse_rows, raw_rows
+from ..data.sources import Malformed, SourceArguments, check_dataset_name
 from ..models.decoding import Decoding
 from ..tasks import rules
 from ..tasks.registry import TASKS, task_of
@@ -334,7 +335,7 @@ def _is_recipe(name: str) -> bool:
 
 def _trained_positions(name: str) -> Iterable[str]:
     if not _is_recipe(name):
-        rows = parse_rows(SourceArguments(dataset_name=name).raw_rows(), tasks=list(TASKS))
+        rows = parse_rows(raw_rows(SourceArguments(dataset_name=name)), list(TASKS))
         return (row["fen"] for row in rows if not isinstance(row, Malformed))
     return list(load_data(_recipe_arguments(name)).train["fen"])
 

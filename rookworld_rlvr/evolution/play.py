@@ -9,7 +9,7 @@ from typing import Any
 import chess
 
 from ..data.loading import HELDOUT_SHARE, is_held_out
-from ..data.positions import prompt_of
+from ..data.parsing import prompt_of
 from ..evaluation.suite import Answerer
 from ..evaluation.suites.games import openings
 from ..evaluation.suites.matches import ask_choices

@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 from ..cli.sweep import last_line, run_child
 from ..common.errors import RookWorldError
 from ..common.files import replace_text
-from ..common.progress import Progress
 from ..common.settings import Checked, setting
 from ..common.stats import Estimate, Paired
-from ..data.parquet import ROW_GROUP, read_provenance, write_parquet
-from ..data.sources import Malformed, Row, RowArguments, dataset_file
+from ..data.loading import parsed_rows
+from ..data.prepare import ROW_GROUP, write_parquet
+from ..data.sources import Malformed, Row, RowArguments, dataset_file, read_provenance
 from ..engine.arguments import EngineArguments
 from ..engine.labeller import Labeller
 from ..evaluation.models import ModelArguments, open_model
@@ -124,11 +124,8 @@ class Round:
         model = open_model(self.start, ModelArguments(), self.engine_args)
         games = play(model, args.games, args.plies, seed)
         fens = new_positions(games, known)
-        with (
-            Labeller(self.engine_args) as labeller,
-            Progress("valuing positions", len(fens), "positions") as progress,
-        ):
-            found = labeller.values(list(fens), progress.update)
+        with Labeller(self.engine_args) as labeller:
+            found = labeller.values(list(fens))
             source = labeller.source
         values = {fen: one.by_move() for fen, one in zip(fens, found, strict=True) if one}
         chosen = [fen for fen in fens if fen in values and is_open(values[fen], args.decided)]
@@ -166,7 +163,7 @@ class Round:
         if self.number > 1:
             path = self.folder.with_name(f"round-{self.number - 1:03}") / _ROWS
             return list(pq.read_table(path).to_pylist())
-        return [row for row in self.base.parsed_rows() if not isinstance(row, Malformed)]
+        return [row for row in parsed_rows(self.base) if not isinstance(row, Malformed)]
 
     # --------------------------------------------------------------------------------------------
     # Model

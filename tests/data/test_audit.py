@@ -13,9 +13,8 @@ import pytest
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.common.files import read_asset
-from rookworld_rlvr.data.audit import AuditArguments, audit
-from rookworld_rlvr.data.audit_text import advice, table
-from rookworld_rlvr.data.repair import REPAIRS
+from rookworld_rlvr.data.audit import AuditArguments, advice, audit, table
+from rookworld_rlvr.data.prepare import REPAIRS
 
 from ..conftest import REPOSITORY, recipe
 
@@ -127,18 +126,13 @@ def test_fill_in_rows_are_counted_by_field_and_the_corrupted_as_unjudgeable(audi
 
 
 def test_positions_are_prompts_without_an_answer(tmp_path: Path) -> None:
-    fens, games = tmp_path / "positions.fen", tmp_path / "games.pgn"
-    fens.write_text(f"{START}\n{AFTER_E4}\nR5k1/5ppp/8/8/8/8/8/7K b - - 0 1\n")
+    games = tmp_path / "games.pgn"
     games.write_text("1. e4 e5 *\n")
-    result = audit(AuditArguments(dataset_name=str(games), eval_dataset_name=str(fens)))
-    assert result["checks"]["policy"]["without_answer"]["black"] == share(1, 1)
-    assert result["overlap"]["positions"] == 2
+    result = audit(AuditArguments(dataset_name=str(games), tasks=["policy", "environment"]))
+    for task in ("policy", "environment"):
+        assert result["checks"][task]["without_answer"]["white"] == share(1, 1)
     assert "rows without action_values: White 100.0% of 1" in advice_text(result)
-    result = audit(AuditArguments(dataset_name=str(games), tasks=["environment"]))
-    assert result["checks"]["environment"]["without_answer"]["white"] == share(1, 1)
     assert "wrong_answer" not in result["checks"]["environment"], "neither right nor wrong"
-    mated = audit(AuditArguments(dataset_name=str(fens), tasks=["policy", "environment"]))
-    assert sum(mated["unjudgeable"].values()) == 1
 
 
 def test_rows_may_be_in_another_column(tmp_path: Path) -> None:
@@ -293,25 +287,6 @@ def test_the_real_generators_rows(real_data: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Duplicates and overlap
-# --------------------------------------------------------------------------------------------------
-def test_positions_shared_with_an_evaluation_set(audited: Any, tmp_path: Path) -> None:
-    idle = AFTER_E4.replace(" - 0 1", " e3 0 9")  # the position of E5, spelt otherwise
-    rows = [E4, black(9), policy(idle, "e7e5", "0.1", "e7e5"), white(1), "nonsense"]
-    name = rows_file(tmp_path / "tested.jsonl", rows)
-    result = audited(E4, E4, E5, black(7), max_rows=3, eval_dataset_name=name)
-    counts = {"positions": 2, "trained_rows": 3, "evaluated_rows": 2}
-    assert result["overlap"] == {"name": name, **counts}
-    assert (result["read"], result["repeated"]) == (3, 1), "without those of the evaluation set"
-    assert "shares 2 positions: evaluate without its 2 rows, or train without 3" in advice_text(
-        result
-    )
-    unreadable = rows_file(tmp_path / "puzzles.jsonl", ["hello", "you"])
-    with pytest.raises(RookWorldError, match=r"no row of .*puzzles\.jsonl"):
-        audited(E4, eval_dataset_name=unreadable)
-
-
-# --------------------------------------------------------------------------------------------------
 # What to do
 # --------------------------------------------------------------------------------------------------
 def test_the_script_prints_a_table_and_writes_json(
@@ -333,25 +308,6 @@ def test_the_script_prints_a_table_and_writes_json(
     assert printed.index("What to do") < printed.index("--repairs environment duplicates")
     result = json.loads(output.read_text())
     assert result == audit(AuditArguments(dataset_name=name, output_file=str(output)))
-
-
-def test_where_nothing_is_wrong_it_says_so(audited: Any) -> None:
-    five = {"moves": "f7f6 g7g5 h7h5 f7f5 g7g6", "evaluations": "0.0 1.0 0.5 0.9 0.0"}
-    result = audited(E4, E5, *(labelled(black(n, **five)) for n in range(5)))
-    assert advice_text(result) == "  Nothing: no fault was found in 7 rows."
-
-
-def test_the_black_bug_is_named_with_its_share_and_remedy(audited: Any) -> None:
-    wrong = [black(n, best="f7f5") for n in range(30)]
-    result = audited(*wrong, black(40), *(white(n) for n in range(30)))
-    text = advice_text(result)
-    assert "policy, B has the highest E: Black 3.2% of 31 rows; do not train on" in text
-    assert "rows without action_values: White 100.0% of 30, Black 100.0% of 31 rows" in text
-    name = result["dataset_name"]
-    assert text.splitlines()[-1] == (
-        f"  rookworld prepare --dataset_name {name} --output_file rows_prepared.parquet "
-        "--repairs best_move"
-    )
 
 
 def test_every_finding_names_a_check_and_its_repair(audited: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -13,16 +12,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pyarrow.parquet as pq
 import pytest
 
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.data import prepare
-from rookworld_rlvr.data.parquet import join_parquet, read_provenance, write_parquet
+from rookworld_rlvr.data.prepare import write_parquet
+from rookworld_rlvr.data.sources import read_provenance
 
 from ..conftest import recipe
-from ..engines import valued, wait_until, wait_until_valued
+from ..engines import valued, wait_until_valued
 from .test_prepare import ENVIRONMENT, MATE, SCRIPT, policy_lines
 
 needs_datatrove = pytest.mark.skipif(
@@ -105,20 +104,6 @@ def test_a_failed_task_is_named_and_can_be_repeated(
     assert table(tmp_path) == table(undisturbed)
 
 
-def test_a_killed_worker_is_not_waited_for(
-    tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def killed(*args: Any) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("rookworld_rlvr.data.cluster.write_labelled", killed)
-        with pytest.raises(RookWorldError, match=r"a worker process was killed, .*workers: 2"):
-            recipe("prepare_data").main(argv(tmp_path, *on_tasks(2)))
-    recipe("prepare_data").main(argv(tmp_path, *on_tasks(2)))
-    assert table(tmp_path) == table(undisturbed)
-
-
 def test_parts_of_other_settings_are_refused(tmp_path: Path) -> None:
     recipe("prepare_data").main(argv(tmp_path, *on_tasks(2)))
     with pytest.raises(RookWorldError, match=r"out\.cluster .*other settings or data"):
@@ -130,6 +115,8 @@ def test_parts_of_other_settings_are_refused(tmp_path: Path) -> None:
 
 
 def test_parts_of_different_engines_are_not_joined(tmp_path: Path) -> None:
+    from rookworld_rlvr.data.cluster import join_parquet  # it imports datatrove
+
     parts = []
     for engine in ("Stockfish 16", "Stockfish 17"):
         parts.append(tmp_path / f"{engine}.parquet")
@@ -143,20 +130,10 @@ def test_parts_of_different_engines_are_not_joined(tmp_path: Path) -> None:
 # kill -9
 # --------------------------------------------------------------------------------------------------
 def start(folder: Path) -> subprocess.Popen[bytes]:
-    four = ("--cluster_options", json.dumps({"workers": 4}))
-    words = [str(SCRIPT), *argv(folder, *on_tasks(4, *four, "--engine_depth", "9"))]
+    more = ("--engine_workers", "2", "--engine_depth", "9")
+    words = [str(SCRIPT), *argv(folder, *on_tasks(4, *more))]
     with (folder / "printed.txt").open("ab") as printed:
         return subprocess.Popen([sys.executable, *words], stdout=printed, stderr=printed)
-
-
-def left_over(folder: Path) -> list[psutil.Process]:
-    """The processes of a command that was killed."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # it has ended by now
-            if process.ppid() == 1 and str(folder / "out.parquet") in process.cmdline():
-                found.append(process)
-    return found
 
 
 @pytest.mark.slow
@@ -171,7 +148,6 @@ def test_killed_twice_it_goes_on_where_it_was(tmp_path: Path) -> None:
             wait_until_valued(values, done)
             os.kill(process.pid, signal.SIGKILL)
         assert not (tmp_path / "out.parquet").exists()
-        wait_until(lambda: not left_over(tmp_path))
         finished = {path.stem for path in (values.parent / "label" / "completions").glob("*")}
         kept = sum(valued(p) for p in values.glob("*.sqlite") if p.stem not in finished)
     with start(tmp_path) as process:

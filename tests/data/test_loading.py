@@ -22,12 +22,13 @@ from rookworld_rlvr.data.loading import (
     HELDOUT_SHARE,
     DataArguments,
     LoadedData,
-    is_first_ply,
     is_held_out,
     load_data,
     load_rows,
 )
-from rookworld_rlvr.data.sources import check_dataset_name, parse_raw
+from rookworld_rlvr.data.parsing import parse_raw
+from rookworld_rlvr.data.sources import check_dataset_name
+from rookworld_rlvr.data.synthesis import is_first_ply
 from rookworld_rlvr.tasks import rules
 
 Row = dict[str, Any]
@@ -182,14 +183,6 @@ def test_values_that_do_not_fit_the_position_are_refused(values: Any, reason: st
         parse_raw({"text": PAWNS_ROW, "action_values": values})
 
 
-@pytest.mark.parametrize(
-    "raw", [{}, {"text": None}, {"text": ""}, {"prompt": None}, {"other": 1}, {"text": 5}]
-)
-def test_rows_of_nothing_are_refused(raw: Row) -> None:
-    with pytest.raises(NotationError):
-        parse_raw(raw)
-
-
 # --------------------------------------------------------------------------------------------------
 # Quarantine
 # --------------------------------------------------------------------------------------------------
@@ -260,14 +253,6 @@ def test_rows_that_no_rule_judges_are_left_out_without_a_limit(tmp_path: Path) -
     assert len(quarantine.read_text().splitlines()) == 20
     with pytest.raises(RookWorldError, match=r"of 60 rows, \{'a king is missing': 10, "):
         load(generated_file(tmp_path), tasks=["policy"])
-
-
-def test_the_real_generators_rows_load(real_data: Path) -> None:
-    name = str(real_data / "arbiter_rows_2000.jsonl")
-    report = load(name, max_quarantined_share=0, tasks=["environment"]).report
-    assert (report.unjudgeable.total(), report.duplicates, report.corrected) == (136, 7, 0)
-    learnt = load_data(DataArguments(dataset_name=name, tasks=["environment"]), is_learnt=True)
-    assert learnt.report.corrected == 46
 
 
 def test_what_is_learnt_is_what_the_rules_say(tmp_path: Path) -> None:
@@ -472,13 +457,9 @@ def test_a_broken_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     [
         ({"heldout_share": 0.0}, "no held-out rows"),
         ({"heldout_share": 1.0}, "no training rows"),
-        ({"tasks": ["policy"]}, r"no training rows .* of 20 rows, \{'environment': 20\}"),
+        ({"task_shares": shares(0.5)}, "no rows of policy .* out of `tasks`"),
         (
-            {"task_shares": {"environment": 0.5, "policy": 0.5}},
-            "no rows of policy .* out of `tasks`",
-        ),
-        (
-            {"task_shares": {"policy": 0.5, "environment": 0.5}, "tasks": ["policy"]},
+            {"task_shares": shares(0.5), "tasks": ["policy"]},
             r"of 20 rows, \{'environment': 20\}",
         ),
     ],
@@ -487,39 +468,6 @@ def test_an_empty_split_stops_the_run(tmp_path: Path, options: dict[str, Any], w
     name = text_file(tmp_path / "rows.txt", [environment_line(board) for board in boards(20)])
     with pytest.raises(RookWorldError, match=word):
         load(name, **options)
-
-
-# --------------------------------------------------------------------------------------------------
-# The packaged data
-# --------------------------------------------------------------------------------------------------
-def test_the_packaged_data_carries_true_answers_and_values_of_all_legal_moves(
-    packaged: LoadedData,
-) -> None:
-    assert not packaged.report.quarantined
-    assert packaged.report.unlabelled == 0
-    assert {position(fen) for fen in packaged.train["fen"]}.isdisjoint(
-        position(fen) for fen in packaged.heldout["fen"]
-    )
-    tasks: Counter[str] = Counter()
-    sample = packaged.train.select(range(0, packaged.train.num_rows, 20))
-    for row in [*sample, *packaged.heldout]:
-        board = chess.Board(row["fen"])
-        tasks[row["task"]] += 1
-        if row["task"] == "policy":
-            moves = {value["move"] for value in row["action_values"]}
-            assert moves == {move.uci() for move in board.legal_moves}
-            assert row["completion"].endswith(f"B: {row['action_values'][0]['move']}")
-        elif row["action"] in {move.uci() for move in board.legal_moves}:
-            board.push_uci(row["action"])
-            assert row["completion"].startswith(f"{board.fen()}+")
-        else:
-            assert row["completion"] == f"{row['fen']}+-1.0+0+1"
-    assert min(tasks["environment"], tasks["policy"]) > 200
-
-
-# --------------------------------------------------------------------------------------------------
-# Known faults
-# --------------------------------------------------------------------------------------------------
 
 
 def test_the_quarantine_of_mended_data_goes_away(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ from typing import Any
 import chess
 import pytest
 
-from rookworld_rlvr.data import sources, synthesis
-from rookworld_rlvr.data.sources import Malformed, RowArguments, parse_rows
+from rookworld_rlvr.data import loading, parsing, synthesis
+from rookworld_rlvr.data.loading import made_rows, parsed_rows
+from rookworld_rlvr.data.parsing import parse_rows, raw_rows
+from rookworld_rlvr.data.sources import Malformed, RowArguments
 from rookworld_rlvr.tasks.policy import POLICY
 from rookworld_rlvr.tasks.registry import TASKS
 
@@ -21,7 +23,7 @@ SHARES = {"openings": 0.8, "illegal_actions": 0.2}
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> list[int]:
     """The seeds that rows were made with."""
-    monkeypatch.setattr(sources, "WORTH_KEEPING", 30)
+    monkeypatch.setattr(loading, "WORTH_KEEPING", 30)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     seeds: list[int] = []
     make = synthesis.environment_prompts
@@ -42,10 +44,10 @@ def arguments(**options: Any) -> RowArguments:
 def test_rows_are_made_once_until_anything_that_they_follow_from_changes(
     made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = arguments().made_rows()
+    first = made_rows(arguments())
     assert made
     del made[:]
-    assert arguments().made_rows() == first and made == []
+    assert made_rows(arguments()) == first and made == []
     assert [row["task"] for row in first] == ["environment"] * 20 + ["fill_in"] * 15
     assert all(isinstance(row["history"], list) for row in first)
     for other in (
@@ -56,16 +58,16 @@ def test_rows_are_made_once_until_anything_that_they_follow_from_changes(
         {"synthetic_shares": {"openings": 1.0}},
     ):
         del made[:]
-        assert arguments(**other).made_rows() != first and made, other
+        assert made_rows(arguments(**other)) != first and made, other
     for module, name, value in (
         (chess, "__version__", "0"),
-        (sources, "__version__", "0"),
-        (sources, "_source_digest", lambda: "changed"),
-        (sources, "WORTH_KEEPING", 36),
+        (loading, "__version__", "0"),
+        (loading, "_source_digest", lambda: "changed"),
+        (loading, "WORTH_KEEPING", 36),
     ):
         monkeypatch.setattr(module, name, value)
         del made[:]
-        assert arguments().made_rows() == first and made, name
+        assert made_rows(arguments()) == first and made, name
 
 
 # --------------------------------------------------------------------------------------------------
@@ -74,16 +76,16 @@ def test_rows_are_made_once_until_anything_that_they_follow_from_changes(
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> list[int]:
     """A one for each row that was parsed."""
-    monkeypatch.setattr(sources, "LARGE_FILE", 1)
+    monkeypatch.setattr(loading, "LARGE_FILE", 1)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "kept")
     numbers: list[int] = []
-    parse = sources.parse_raw
+    parse = parsing.parse_raw
 
     def counted(raw: Any) -> Any:
         numbers.append(1)
         return parse(raw)
 
-    monkeypatch.setattr(sources, "parse_raw", counted)
+    monkeypatch.setattr(parsing, "parse_raw", counted)
     return numbers
 
 
@@ -97,33 +99,28 @@ FEN = "8/8/8/8/8/2k5/8/K2R4 w - - 0 1"
 
 def test_a_file_is_parsed_once_and_its_faults_are_kept(parsed: list[int], tmp_path: Path) -> None:
     args = write(tmp_path / "rows.jsonl", f"P: {FEN}", "nonsense", f"P: {FEN.replace('K', '1')}")
-    first = args.parsed_rows(["policy"])
+    first = parsed_rows(args, ["policy"])
     assert parsed == [1, 1], "the second is no row at all"
-    assert first == list(parse_rows(args.raw_rows(), tasks=["policy"]))
+    assert first == list(parse_rows(raw_rows(args), tasks=["policy"]))
     good, *bad = first
     assert isinstance(good, dict) and good["fen"] == FEN
     assert [isinstance(row, Malformed) and row.number for row in bad] == [2, 3]
     del parsed[:]
-    assert args.parsed_rows(["policy"]) == first and parsed == []
+    assert parsed_rows(args, ["policy"]) == first and parsed == []
 
 
-def test_another_content_and_other_tasks_are_parsed_anew(
+def test_another_content_and_tasks_of_ones_own_are_parsed_anew(
     parsed: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "rows.jsonl"
-    write(path, f"P: {FEN}").parsed_rows(["policy"])
-    del parsed[:]
-    (row,) = write(path, f"P: {FEN.replace('0 1', '0 2')}").parsed_rows(["policy"])
-    assert parsed == [1] and isinstance(row, dict) and row["fen"].endswith("0 2")
-    del parsed[:]
-    RowArguments(str(path), max_rows=1).parsed_rows(["policy"])
-    assert parsed == [1]
+    args = write(tmp_path / "rows.jsonl", f"P: {FEN}")
+    parsed_rows(args, ["policy"])
+    write(tmp_path / "rows.jsonl", f"P: {FEN.replace('0 1', '0 2')}")
+    (row,) = parsed_rows(args, ["policy"])
+    assert len(parsed) == 2 and isinstance(row, dict) and row["fen"].endswith("0 2")
 
     class Own(type(POLICY)):  # type: ignore[misc]
         """A task of the user's, whose code may change."""
 
     monkeypatch.setitem(TASKS, "own", Own())
-    for _ in range(2):
-        del parsed[:]
-        RowArguments(str(path)).parsed_rows(["policy"])
-        assert parsed == [1]
+    parsed_rows(args, ["policy"])
+    assert len(parsed) == 3

@@ -13,9 +13,9 @@ import chess.pgn
 import pytest
 
 from rookworld_rlvr.common.errors import NotationError, RookWorldError
-from rookworld_rlvr.data.loading import DataArguments, load_data, require_answers
-from rookworld_rlvr.data.positions import asked_of, fen_of, pgn_positions
-from rookworld_rlvr.data.sources import Malformed, RowArguments, parse_raw
+from rookworld_rlvr.data.loading import DataArguments, load_data, parsed_rows, require_answers
+from rookworld_rlvr.data.parsing import asked_of, fen_of, parse_raw, pgn_positions
+from rookworld_rlvr.data.sources import Malformed, RowArguments
 from rookworld_rlvr.data.synthesis import environment_prompts, environment_row, opening_positions
 from rookworld_rlvr.tasks.registry import is_right
 
@@ -106,7 +106,7 @@ def test_values_give_a_policy_prompt_its_answer(tmp_path: Path) -> None:
     name = jsonl(
         tmp_path / "rows.jsonl", [{"prompt": f"P: {board.fen()}", "action_values": values}]
     )
-    (row,) = RowArguments(name).parsed_rows()
+    (row,) = parsed_rows(RowArguments(name))
     assert isinstance(row, dict) and f"B: {values[0]['move']}" in row["completion"]
     with pytest.raises(NotationError, match="do not name every legal move"):
         parse_raw({"prompt": f"P: {board.fen()}", "action_values": values[1:]})
@@ -209,6 +209,6 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
     for name, text in rows.items():
         path = tmp_path / name
         path.write_bytes(b"\xef\xbb\xbf" + text.encode())
-        (row,) = RowArguments(dataset_name=str(path)).parsed_rows(["policy"])
+        (row,) = parsed_rows(RowArguments(str(path)), ["policy"])
         assert not isinstance(row, Malformed), name
         assert row["fen"] == chess.STARTING_FEN

@@ -19,15 +19,13 @@ from rookworld_rlvr.common.errors import ConfigurationError, EngineError, RookWo
 from rookworld_rlvr.data import prepare as prepare_module
 from rookworld_rlvr.data import synthesis
 from rookworld_rlvr.data.loading import LoadedData
-from rookworld_rlvr.data.parquet import read_provenance, values_line
 from rookworld_rlvr.data.prepare import (
     PrepareArguments,
-    PrepareLabelArguments,
     PrepareReport,
     read_rows,
     write_labelled,
 )
-from rookworld_rlvr.data.sources import dataset_file
+from rookworld_rlvr.data.sources import dataset_file, read_provenance, values_line
 from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.engine.labeller import Labeller
 from rookworld_rlvr.tasks.policy import parse_policy_answer
@@ -63,21 +61,17 @@ def prepare(tmp_path: Path, lines: list[str], **options: Any) -> tuple[Table, Pr
     """The story of `recipes/prepare_data.py` in this process, at depth 2."""
     source_file = tmp_path / "rows.txt"
     source_file.write_text("\n".join(lines) + "\n")
-    label_options: dict[str, Any] = {
+    output = tmp_path / "out.parquet"
+    usual = {
+        "dataset_name": str(source_file),
+        "output_file": str(output),
         "engine_depth": 2,
         "engine_cache": str(tmp_path / "values.sqlite"),
     }
-    for key in ("labels", "engine_depth", "engine_path", "engine_timeout"):
-        if key in options:
-            label_options[key] = options.pop(key)
-    output = tmp_path / "out.parquet"
-    args = PrepareArguments(
-        **{"dataset_name": str(source_file), "output_file": str(output), **options}
-    )
-    label_args = PrepareLabelArguments(**label_options)
+    args = PrepareArguments(**{**usual, **options})
     report = PrepareReport()
     rows = read_rows(args, report, tmp_path / "quarantine.jsonl")
-    write_labelled(output, rows, args, label_args, report)
+    write_labelled(output, rows, args, report)
     return pq.read_table(output).to_pylist(), report, read_provenance(output) or {}
 
 
@@ -132,36 +126,6 @@ def test_no_engine_is_asked_where_no_row_needs_one(tmp_path: Path) -> None:
     assert note["engine"] is None
     with pytest.raises(EngineError, match="no program '/nowhere/stockfish'"):
         prepare(tmp_path, [MATE], engine_path="/nowhere/stockfish")
-
-
-def test_malformed_rows_are_kept_apart_with_their_reasons(tmp_path: Path) -> None:
-    cut_off = "P: 8/8/8/8"
-    mated = "P: R5k1/5ppp/8/8/8/8/8/7K b - - 0 1 M: g8h8 E: 0.0 B: g8h8"
-    lines = [MATE, mated, "", cut_off, MATE]
-    rows, report, _ = prepare(tmp_path, lines, max_quarantined_share=0.5)
-    assert len(rows) == 2
-    assert report.rows["read"] == 4
-    assert (report.rows["quarantined"], report.rows["unjudgeable"]) == (1, 1)
-    kept = [json.loads(line) for line in (tmp_path / "quarantine.jsonl").read_text().splitlines()]
-    assert [row["row"] for row in kept] == [2, 4], "lines of the file"
-    assert "no legal move" in kept[0]["reason"]
-    with pytest.raises(RookWorldError, match=r"1 of 4 rows .* the first is row 4: "):
-        prepare(tmp_path, lines)
-
-
-def test_positions_and_games_are_labelled(tmp_path: Path) -> None:
-    games = tmp_path / "games.pgn"
-    games.write_text("1. f3 e5 2. g4 Qh4# *\n\n1. Ke3 *\n")
-    options: dict[str, Any] = {"max_quarantined_share": 0.5}
-    rows, report, _ = prepare(tmp_path, [], dataset_name=str(games), **options)
-    assert [row["text"][:2] for row in rows] == ["P:"] * 4
-    assert all(row["action_values"] and " B: " in row["text"] for row in rows)
-    assert report.rows["quarantined"] == 1
-    (kept,) = (tmp_path / "quarantine.jsonl").read_text().splitlines()
-    assert json.loads(kept)["row"] == 5
-    options["tasks"] = ["policy", "environment"]
-    rows, _, _ = prepare(tmp_path, [], dataset_name=str(games), **options)
-    assert [row["text"][:2] for row in rows] == ["P:", "A:"] * 4
 
 
 def test_openings_are_made_with_answers_by_the_engine(tmp_path: Path) -> None:

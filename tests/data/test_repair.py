@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rookworld_rlvr.data.repair import Repaired, repair_row
+from rookworld_rlvr.data.prepare import Repaired, repair_row
 from rookworld_rlvr.tasks.policy import (
     parse_policy_answer,
     write_policy_answer,

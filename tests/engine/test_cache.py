@@ -32,15 +32,6 @@ def made_up(number: int = 0, source: ValueSource = SOURCE) -> PositionValues:
 # --------------------------------------------------------------------------------------------------
 # Round trips
 # --------------------------------------------------------------------------------------------------
-def test_values_come_back_as_they_went(file: Path) -> None:
-    cache = ValueCache(file, SOURCE)
-    cache.put("one", made_up(1))
-    cache.put("two", made_up(2))
-    assert cache.get(["two", "three", "one"]) == {"one": made_up(1), "two": made_up(2)}
-    cache.close()
-    again = ValueCache(file, SOURCE)
-    assert again.get(["one"]) == {"one": made_up(1)}
-    again.close()
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,10 @@ from rookworld_rlvr.common.errors import (
     IllegalPositionError,
     RookWorldError,
 )
-from rookworld_rlvr.engine import arguments
 from rookworld_rlvr.engine import pool as engine
-from rookworld_rlvr.engine.arguments import EngineArguments, find_engine, position_asked
-from rookworld_rlvr.engine.labeller import Labeller
-from rookworld_rlvr.engine.pool import EnginePool
+from rookworld_rlvr.engine.arguments import EngineArguments
+from rookworld_rlvr.engine.labeller import Labeller, position_asked
+from rookworld_rlvr.engine.pool import find_engine
 from rookworld_rlvr.tasks.types import PositionValues
 
 from ..engines import (
@@ -139,13 +138,11 @@ def test_what_has_no_move_to_value_is_refused_before_anything_is_asked(
 
 def test_a_position_that_stands_twice_is_asked_once(stockfish: str, truth: Truth) -> None:
     one, other = POSITIONS[:2]
-    calls: list[int] = []
     with Labeller(engine_arguments(stockfish)) as labeller:
-        values = labeller.values([one, other, one, one], lambda: calls.append(1))
+        values = labeller.values([one, other, one, one])
         assert values == [truth[one], truth[other], truth[one], truth[one]]
-        assert labeller.searched == len(calls) == 2
-        assert labeller.values([other, one], lambda: calls.append(1)) == [truth[other], truth[one]]
-        assert labeller.searched == len(calls) == 2
+        assert labeller.values([other, one]) == [truth[other], truth[one]]
+        assert labeller.searched == 2
         assert labeller.values([]) == []
 
 
@@ -191,17 +188,6 @@ def test_an_engine_that_misbehaves_is_replaced_and_no_value_differs(
     (replaced,) = (r.getMessage() for r in caplog.records if r.name == engine.logger.name)
     assert f"engine replaced at {POSITIONS[0]} (try 1 of 2)" in replaced
     assert len((tmp_path / "pids").read_text().split()) == 2
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_an_engine_that_dies_at_every_position_once_fails_at_none(
-    stockfish: str, tmp_path: Path, truth: Truth, workers: int
-) -> None:
-    path = misbehaving(tmp_path, stockfish, "dies", when="first()")
-    with Labeller(engine_arguments(path, engine_workers=workers)) as labeller:
-        assert labeller.values(POSITIONS) == [truth[position] for position in POSITIONS]
-        assert labeller.given_up == {}
-    assert len((tmp_path / "pids").read_text().split()) == len(POSITIONS) + workers
 
 
 def test_an_engine_that_was_killed_between_two_calls_is_replaced_without_a_wait(
@@ -282,32 +268,6 @@ def one_move(count: int) -> list[str]:
 # --------------------------------------------------------------------------------------------------
 # No process is left behind
 # --------------------------------------------------------------------------------------------------
-def test_closing_ends_every_process_and_may_be_done_twice(stockfish: str) -> None:
-    before = children()
-    labeller = Labeller(engine_arguments(stockfish, engine_workers=3))
-    labeller.values(POSITIONS)
-    assert len(children() - before) == 3
-    labeller.close()
-    assert children() == before
-    labeller.close()
-
-
-def test_what_the_caller_raises_ends_the_work(stockfish: str, truth: Truth) -> None:
-    before = children()
-
-    def fail(position: str, values: PositionValues) -> None:
-        raise RookWorldError("the disk is full")
-
-    pool = EnginePool(engine_arguments(stockfish, engine_workers=2))
-    try:
-        with pytest.raises(RookWorldError, match="the disk is full"):
-            pool.values(POSITIONS, fail)
-        got: Truth = {}
-        pool.values(POSITIONS, got.__setitem__)
-        assert got == truth
-    finally:
-        pool.close()
-    assert children() == before
 
 
 def test_a_cache_that_fails_leaves_no_engine(stockfish: str, tmp_path: Path) -> None:
@@ -401,14 +361,14 @@ def test_the_argument_goes_first_then_the_variable_then_the_path_then_the_usual_
     )
     monkeypatch.setenv("STOCKFISH_PATH", variable)
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
-    monkeypatch.setattr(arguments, "USUAL_PLACES", ("/no/such/place", usual))
+    monkeypatch.setattr(engine, "_USUAL_PLACES", ("/no/such/place", usual))
     assert find_engine(given) == given
     assert find_engine() == variable
     monkeypatch.setenv("STOCKFISH_PATH", "")
     assert find_engine() == path
     monkeypatch.setenv("PATH", "/no/such/place")
     assert find_engine() == usual
-    monkeypatch.setattr(arguments, "USUAL_PLACES", ("/no/such/place",))
+    monkeypatch.setattr(engine, "_USUAL_PLACES", ("/no/such/place",))
     with pytest.raises(EngineError, match=r"/no/such/place.*apt-get install.*STOCKFISH_PATH"):
         find_engine()
     (tmp_path / "text").write_text("no program")

@@ -21,7 +21,6 @@ from rookworld_rlvr.data.loading import (
 )
 from rookworld_rlvr.engine.labeller import Labeller
 from rookworld_rlvr.engine.truth import LabelArguments, PolicyTruth
-from rookworld_rlvr.engine.valuation import limit_text
 from rookworld_rlvr.tasks.types import values_by_move
 
 from ..engines import POSITIONS, START, FakeLabeller, engine_arguments, fake_values
@@ -48,9 +47,10 @@ def test_the_real_engine_is_opened_where_it_is_needed(stockfish: str) -> None:
     )
     with Labeller(engine_arguments(stockfish)) as labeller:
         found = labeller.values(POSITIONS)
-    with PolicyTruth.open(args, 1) as truth:
-        assert truth.labeller is not None and truth.labeller.source.limit == limit_text(3)
-        values = truth.values(POSITIONS, [None] * len(POSITIONS))
+    truth = PolicyTruth.open(args, 1)
+    assert truth.labeller is not None
+    values = truth.values(POSITIONS, [None] * len(POSITIONS))
+    truth.labeller.close()
     assert values == [value.by_move() for value in found if value is not None]
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.data.judge_pairs import JudgeDataArguments, make_pairs
 from rookworld_rlvr.data.loading import LoadedData
-from rookworld_rlvr.data.shares import PAIR_SHARES
+from rookworld_rlvr.data.sources import PAIR_SHARES
 from rookworld_rlvr.reports.judge import (
     judge_report,
     kendall_tau,

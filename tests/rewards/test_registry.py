@@ -258,14 +258,15 @@ def test_the_engine_and_its_values_stored_give_the_same_rewards(stockfish: str) 
     ]
     specs = [*POLICY_ONLY, "graduated"]
     rewards = {}
-    with PolicyTruth(Labeller(args)) as truth:
+    with Labeller(args) as labeller:
+        truth = PolicyTruth(labeller)
         for stored, asked in zip(
             get_reward_funcs(specs), get_reward_funcs(specs, truth), strict=True
         ):
             rewards[asked.__name__] = numbers = asked(prompts, completions)
             assert numbers == stored(prompts, completions, column)
             assert None not in numbers
-        assert truth.labeller is not None and truth.labeller.searched == len(POSITIONS)
+        assert labeller.searched == len(POSITIONS)
     ranks = rewards["policy_rank"]
     assert min(ranks) == 0 and max(ranks) == 1 and len(set(ranks)) > 5
 

@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rookworld_rlvr.common.errors import NotationError
 from rookworld_rlvr.common.files import asset_path
-from rookworld_rlvr.data.parquet import read_provenance
-from rookworld_rlvr.data.sources import Malformed, SourceArguments, parse_raw, parse_rows
+from rookworld_rlvr.data.parsing import parse_raw, parse_rows, raw_rows
+from rookworld_rlvr.data.sources import Malformed, SourceArguments, read_provenance
 from rookworld_rlvr.data.synthesis import fill_in_rows
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks import fill_in
@@ -375,7 +375,7 @@ def test_similarity_is_to_the_best_of_several() -> None:
 
 
 def test_the_packaged_rows() -> None:
-    rows = list(SourceArguments("rookworld-nano-fill-in").raw_rows())
+    rows = list(raw_rows(SourceArguments("rookworld-nano-fill-in")))
     assert len(rows) == 12_057
     parsed = list(parse_rows(random.Random(0).sample(rows, 400)))
     good = [row for row in parsed if isinstance(row, dict) and row["task"] == "fill_in"]

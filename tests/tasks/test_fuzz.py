@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from rookworld_rlvr.common.errors import NotationError
 from rookworld_rlvr.data import synthesis
-from rookworld_rlvr.data.sources import parse_rows
+from rookworld_rlvr.data.parsing import parse_rows
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks import text as notation

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rookworld_rlvr.data.parsing import raw_rows
 from rookworld_rlvr.data.sources import SourceArguments
 
 from ..conftest import REPOSITORY, launch
@@ -97,7 +98,7 @@ def test_a_busy_process_on_another_machine_ends_too(tmp_path: Path) -> None:
 def soak(folder: Path, kind: str) -> subprocess.CompletedProcess[str]:
     rows = folder.parent / "rows.txt"  # the packaged rows without values: the engine is asked
     if not rows.exists():
-        rows.write_text("\n".join(row["text"] for row in SourceArguments().raw_rows()))
+        rows.write_text("\n".join(row["text"] for row in raw_rows(SourceArguments())))
     return launch(*SOAK, str(folder), kind, *KEYS, "--dataset_name", str(rows), timeout=900)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import chess
 
-from ...data.sources import SourceArguments, parse_rows
+from ...data.parsing import parse_rows, raw_rows
+from ...data.sources import SourceArguments
 from ...tasks import rules
 from ...tasks.environment import ENVIRONMENT, parse_environment_answer, score_environment
 from ...tasks.types import EnvironmentPrompt
@@ -95,7 +96,7 @@ def _moves(fen: str) -> str:
 # --------------------------------------------------------------------------------------------------
 def heldout_prompts() -> dict[str, EnvironmentPrompt]:
     """The packaged prompts by their text; their positions are of the held-out tenth."""
-    source: Any = parse_rows(SourceArguments(dataset_name=DATASET).raw_rows())
+    source: Any = parse_rows(raw_rows(SourceArguments(dataset_name=DATASET)))
     return {
         row["prompt"]: EnvironmentPrompt(row["fen"], row["action"], tuple(row["history"]))
         for row in source

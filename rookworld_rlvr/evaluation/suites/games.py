@@ -14,7 +14,7 @@ from ...common.errors import NotationError
 from ...common.progress import Progress
 from ...data import synthesis
 from ...data.loading import HELDOUT_SHARE, is_held_out
-from ...data.positions import prompt_of
+from ...data.parsing import prompt_of
 from ...tasks import rules
 from ...tasks.environment import score_environment, write_environment_prompt
 from ...tasks.policy import parse_policy_answer, write_policy_prompt

@@ -17,7 +17,8 @@ from accelerate.utils import broadcast_object_list
 
 from ...common.errors import EngineError
 from ...common.stats import Estimate, wilson
-from ...engine.arguments import HASH_MB, EngineArguments, find_engine
+from ...engine.arguments import EngineArguments
+from ...engine.pool import HASH_MB, find_engine
 from ...inference.prompts import Choice, choose, policy_prompt, reply_of
 from ...models.decoding import Decoding
 from ...tasks.policy import parse_policy_answer

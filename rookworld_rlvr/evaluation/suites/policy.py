@@ -9,8 +9,8 @@ from itertools import chain, islice, zip_longest
 from typing import Any
 
 from ...data.loading import HELDOUT_SHARE, is_held_out
-from ...data.parquet import values_line
-from ...data.sources import PACKAGED_DATA, SourceArguments, dataset_file, parse_rows
+from ...data.parsing import parse_rows, raw_rows
+from ...data.sources import PACKAGED_DATA, SourceArguments, dataset_file, values_line
 from ...tasks import rules
 from ...tasks.policy import (
     POLICY,
@@ -96,7 +96,7 @@ def heldout_values() -> Mapping[str, Values]:
     """Values of the held-out positions of the packaged data, by FEN."""
     values: dict[str, Values] = {}
     for name in PACKAGED_DATA:
-        rows: Any = parse_rows(SourceArguments(dataset_name=name).raw_rows())
+        rows: Any = parse_rows(raw_rows(SourceArguments(dataset_name=name)))
         for row in rows:
             if row["task"] != POLICY.name or not is_held_out(row["fen"], HELDOUT_SHARE):
                 continue

@@ -1,0 +1,319 @@
+"""Raw rows as parsed rows: RookWorld lines and prompts, and positions (FENs, EPDs, games).
+
+What a parsed row is, and what becomes of others, is said in `sources`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import operator
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import chess
+import chess.pgn
+import datasets
+from datasets.exceptions import DatasetGenerationError
+
+from ..common.errors import (
+    IllegalPositionError,
+    NotationError,
+    RookWorldError,
+    UnjudgeableError,
+)
+from ..tasks import rules
+from ..tasks.registry import TASKS, split_row, task_of
+from ..tasks.text import MAX_HISTORY, clean, parse_move
+from ..tasks.types import EnvironmentPrompt
+from .sources import (
+    COLUMNS,
+    FILE_LOADERS,
+    Malformed,
+    Row,
+    RowArguments,
+    SourceArguments,
+    dataset_file,
+)
+
+# They print what a row's `fault` or an error says better.
+logging.getLogger("datasets.packaged_modules.json.json").setLevel(logging.CRITICAL)
+logging.getLogger("chess.pgn").setLevel(logging.CRITICAL)
+
+
+def raw_rows(args: SourceArguments) -> Iterator[Row]:
+    """The raw rows of a data set, their lines in the column `text`.
+
+    Raises:
+        RookWorldError: The data set cannot be read, or has no column to read.
+    """
+    column = args.text_column
+    try:
+        for number, row in enumerate(islice(_open_dataset(args), args.max_rows)):
+            if (
+                not number
+                and column not in row
+                and (column != "text" or row.keys().isdisjoint(COLUMNS))
+            ):
+                raise RookWorldError(
+                    f"no column {column!r} in {args.dataset_name!r}; found: {', '.join(row)}. Name the "
+                    "column that holds the rows in text_column, or give columns prompt and completion, "
+                    "or fen"
+                )
+            yield row if column == "text" else {**row, "text": row.get(column), column: None}
+    except RookWorldError:
+        raise
+    except (OSError, ValueError, StopIteration, DatasetGenerationError) as error:
+        raise RookWorldError(
+            f"cannot load the data set {args.dataset_name!r} "
+            f"({error.__cause__ or str(error) or 'no rows'}); check name, content and network"
+        ) from error
+
+
+def _open_dataset(args: SourceArguments) -> Any:
+    if not args.dataset_name:
+        return []
+    file = dataset_file(args.dataset_name)
+    if file is None:
+        streaming = args.max_rows is not None
+        return datasets.load_dataset(
+            args.dataset_name, split=args.dataset_split, streaming=streaming
+        )
+    if file.suffix == ".pgn":
+        return pgn_positions(file)
+    loader = FILE_LOADERS[file.suffix]
+    options = {"encoding": "utf-8-sig"} if loader == "text" else {}  # a byte order mark of Windows
+    return datasets.load_dataset(loader, data_files=str(file), split="train", **options)
+
+
+# --------------------------------------------------------------------------------------------------
+# Parsing
+# --------------------------------------------------------------------------------------------------
+def parse_rows(
+    raws: Iterable[Mapping[str, Any]], tasks: Sequence[str] = ()
+) -> Iterator[Row | Malformed]:
+    """Each raw row as a parsed row, or as what is wrong with it; empty lines are left out.
+
+    Args:
+        raws: See `parse_raw`.
+        tasks: Make prompts of positions, see `asked_of`; without tasks these are malformed.
+    """
+    for number, raw in enumerate(raws, 1):
+        if raw.get("text") == "":
+            continue
+        try:
+            asked: list[Mapping[str, Any]] = [raw]
+            if tasks and not _is_row(raw):
+                asked = asked_of(raw, tasks)
+            yield from [parse_raw(row) for row in asked]
+        except (NotationError, IllegalPositionError) as error:
+            kind = getattr(error, "kind", None)  # of a position that is not legal
+            reason = str(kind or getattr(error, "reason", "not a FEN"))
+            text = {key: raw[key] for key in (*COLUMNS, "completion") if key in raw}
+            is_readable = kind is not None or isinstance(error, UnjudgeableError)
+            yield Malformed(number, reason, str(error), text, is_readable)
+
+
+def _is_row(raw: Mapping[str, Any]) -> bool:
+    """Whether it has the mark of a row: a task's prefix, or the ``+`` between fields."""
+    text = raw.get("text") or raw.get("prompt")
+    return isinstance(text, str) and (
+        "+" in text or clean(text).startswith(TASKS[task_of(text)].prefix)
+    )
+
+
+def parse_raw(raw: Mapping[str, Any]) -> Row:
+    """One row with the columns described above, from one raw row.
+
+    Args:
+        raw: Column `text` (a RookWorld line or a prompt alone), or `prompt` and perhaps `completion`;
+            `action_values` is optional.
+
+    Raises:
+        NotationError: The text is malformed, a policy prompt has no legal move, action values do not
+            fit the position, or a fill-in record fits no answer or another one than it has.
+        IllegalPositionError: The position is not legal.
+    """
+    text = raw.get("text")
+    if text is None:
+        # The space separates a policy prompt from its answer; further spaces make no difference.
+        text = f"{raw.get('prompt') or ''} {raw.get('completion') or ''}"
+    if not isinstance(text, str):
+        raise NotationError("the column does not hold text", str(text))
+    task = TASKS[task_of(text)]
+    try:
+        _, prompt, completion = split_row(text)
+    except NotationError as error:
+        try:
+            prompt, completion = task.read_prompt(clean(text)), ""
+        except NotationError:
+            raise error from None
+    position = task.check(prompt, completion or task.truth(prompt) or "")
+    values = raw.get("action_values") if task.needs_values else None
+    if values is not None:
+        values = _checked_values(position.fen, values)
+    return task.row(prompt, completion, position, values)
+
+
+def _checked_values(fen: str, values: Any) -> list[dict[str, Any]]:
+    try:
+        pairs = [(str(value["move"]), operator.index(value["cp"])) for value in values]
+    except (KeyError, TypeError) as error:
+        raise NotationError(
+            "action_values must be a list of {move, cp}, cp in whole centipawns", str(values)
+        ) from error
+    if sorted(move for move, _ in pairs) != sorted(rules.legal_moves(fen)):
+        raise NotationError("action_values do not name every legal move once", fen)
+    worths = [cp for _, cp in pairs]
+    if worths != sorted(worths, reverse=True):
+        raise NotationError("action_values are not ordered best first", fen)
+    return [{"move": move, "cp": cp} for move, cp in pairs]
+
+
+# --------------------------------------------------------------------------------------------------
+# Positions that are not rows yet
+# --------------------------------------------------------------------------------------------------
+def fen_of(text: str) -> str:
+    """The FEN of a line that holds a FEN or an EPD.
+
+    Raises:
+        NotationError: python-chess cannot read it.
+
+    >>> fen_of('7k/8/8/8/8/8/8/K7 w - - bm Ka2; id "corner";')
+    '7k/8/8/8/8/8/8/K7 w - - 0 1'
+    """
+    board = chess.Board()
+    try:
+        if len(text.split()) < 4:  # python-chess would fill in what is missing
+            raise ValueError("fewer than four fields")
+        if text.rstrip()[-1:].isdecimal():
+            board.set_fen(text)
+        else:
+            board.set_epd(text)
+    except ValueError as error:
+        raise NotationError(
+            "neither a RookWorld row, a FEN nor an EPD", f"{text} ({error})"
+        ) from error
+    return board.fen()
+
+
+def prompt_of(board: chess.Board, action: str) -> EnvironmentPrompt:
+    """The prompt that asks what `action` does in a game's position, with the moves before it."""
+    played = [move.uci() for move in board.move_stack[-(MAX_HISTORY - 1) :]]
+    return EnvironmentPrompt(board.fen(), action, (*played, action))
+
+
+def pgn_positions(path: Path) -> Iterator[dict[str, Any]]:
+    """Raw rows of a PGN file: the position before each move of each game's main line.
+
+    `action` is the move played and `history` the last moves up to and including it. Where a game
+    cannot be read, there is a row with the reason as `fault` instead.
+    """
+    with path.open(encoding="utf-8", errors="replace") as file:
+        games = iter(lambda: chess.pgn.read_game(file), None)
+        for number, game in enumerate(games, 1):
+            try:
+                yield from _game_positions(game)
+            except ValueError as error:
+                fault = f"game {number}: {error}"
+                yield {"fen": None, "action": None, "history": [], "fault": fault}
+
+
+def _game_positions(game: chess.pgn.Game) -> Iterator[dict[str, Any]]:
+    board = game.board()
+    if type(board) is not chess.Board or board.chess960:
+        raise ValueError(f"it is of the variant {game.headers.get('Variant')!r}")
+    for move in game.mainline_moves():
+        if not move:
+            raise ValueError(f"a null move after {board.fen()}")
+        asked = prompt_of(board, move.uci())
+        history = list(asked.history)
+        yield {"fen": asked.fen, "action": asked.action, "history": history, "fault": None}
+        board.push(move)
+    if game.errors:
+        raise ValueError(game.errors[0])
+
+
+def asked_of(raw: Mapping[str, Any], tasks: Sequence[str]) -> list[Mapping[str, Any]]:
+    """The prompts that tasks make of a raw row that is only a position.
+
+    Args:
+        raw: A FEN or EPD as `text` or `fen`. Columns `action` (UCI) and `history` (UCI, the action last)
+            are optional; without an action a legal one is drawn, always the same for a position.
+        tasks: The tasks that make prompts.
+
+    Returns:
+        Raw rows with a prompt and no completion.
+
+    Raises:
+        NotationError: The text is not a position, or the moves do not fit.
+        IllegalPositionError: The position is not legal.
+    """
+    if raw.get("fault"):
+        raise NotationError("a game that cannot be read to its end", str(raw["fault"]))
+    fen = fen_of(str(raw.get("text") or raw.get("fen") or raw.get("prompt") or ""))
+    position = EnvironmentPrompt(fen, *_played(fen, raw.get("action"), raw.get("history")))
+    prompts = [prompt for task in tasks if (prompt := TASKS[task].ask(position)) is not None]
+    if not prompts:
+        raise UnjudgeableError("a position that the tasks ask nothing about: no legal move", fen)
+    values = raw.get("action_values")
+    return [{"prompt": prompt, "completion": None, "action_values": values} for prompt in prompts]
+
+
+def _played(fen: str, action: Any, history: Any) -> tuple[str, tuple[str, ...]]:
+    """The move to ask about, a random legal one if none is given, and the moves up to it."""
+    moves = history.split() if isinstance(history, str) else list(history or ())
+    if not (action or moves):
+        legal = rules.legal_moves(fen)
+        if not legal:
+            return "", ()
+        action = random.Random(fen).choice(legal)
+    action = action or moves[-1]
+    moves = moves or [action]
+    for move in moves:
+        parse_move(str(move))
+    if moves[-1] != action:
+        raise UnjudgeableError("the last move of the history is not the action", str(moves))
+    return action, tuple(moves)
+
+
+# --------------------------------------------------------------------------------------------------
+# Quarantine
+# --------------------------------------------------------------------------------------------------
+def quarantine(
+    malformed: Sequence[Malformed], read: int, args: RowArguments, path: Path | None
+) -> None:
+    """Write malformed rows with their reasons, as JSON lines, and stop if too many cannot be read.
+
+    Args:
+        malformed: The malformed rows; without any no file is written.
+        read: Rows read, malformed or not.
+        args: Which data set it was, and what share of it may be unreadable.
+        path: Where the rows go.
+
+    Raises:
+        RookWorldError: More than that share cannot be read, or no row can be judged.
+    """
+    if path and not malformed:
+        path.unlink(missing_ok=True)  # of an earlier try; the data have been mended since
+    elif path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = [{"row": row.number, "reason": row.message, **row.text} for row in malformed]
+        lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in content)
+        path.write_text("".join(lines), encoding="utf-8")
+    unreadable = [row for row in malformed if not row.is_readable]
+    is_none_judgeable = 0 < len(malformed) == read and not unreadable
+    if len(unreadable) > args.max_quarantined_share * read or is_none_judgeable:
+        bad = unreadable or malformed
+        reasons = Counter(row.reason for row in bad)
+        where = f"see {path}" if path else "a run without --dry_run writes all of them to a file"
+        raise RookWorldError(
+            f"{len(bad)} of {read} rows of {args.dataset_name!r} are malformed, more than "
+            f"max_quarantined_share={args.max_quarantined_share}: {dict(reasons.most_common(5))}; the "
+            f"first is row {bad[0].number}: {bad[0].message}; {where}. Mend the data or "
+            "raise the share"
+        )
