@@ -32,7 +32,7 @@ class RunConfigCallback(TrainerCallback):
 
     Args:
         recipe: The keys that were given; by itself, W&B knows only the trainer's arguments.
-        changed: What changed when the run was resumed, see `changes.stretches`.
+        changed: What changed when the run was resumed, see `resuming.stretches`.
     """
 
     def __init__(self, recipe: Mapping[str, Any], changed: Sequence[str] = ()) -> None:

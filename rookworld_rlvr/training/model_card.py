@@ -81,7 +81,7 @@ class Run:
         seconds: How long it took, counted from the last resume.
         processes: The number of processes that trained together.
         resumed: Whether it was resumed from a checkpoint.
-        changed: What changed when it was resumed, see `changes.stretches`.
+        changed: What changed when it was resumed, see `resuming.stretches`.
         repository: The repository on the Hub that it is pushed to; None if it is not pushed.
     """
 

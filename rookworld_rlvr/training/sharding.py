@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from accelerate.utils.constants import OPTIMIZER_NAME as FSDP_OPTIMIZER
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from transformers.trainer import OPTIMIZER_NAME
 
 from ..common.errors import ConfigurationError
-
-_OPTIMISERS = {
-    "plainly": [OPTIMIZER_NAME],
-    "with FSDP": [f"{FSDP_OPTIMIZER}.bin", f"{FSDP_OPTIMIZER}_*"],
-    "with DeepSpeed": ["global_step*"],
-}
-"""How a run keeps its weights → where its checkpoints have the optimiser's state."""
 
 
 def is_sharded(trainer: Any) -> bool:
@@ -61,34 +51,3 @@ def gathered(trainer: Any) -> Iterator[None]:
             for unit in (network, network.get_output_embeddings()):  # accelerate's choice too
                 if isinstance(unit, FSDPModule):
                     unit.set_reshard_after_forward(False, recurse=False)
-
-
-def check_layout(trainer: Any, checkpoint: Any) -> None:
-    """Refuse a checkpoint whose optimiser state this layout cannot read; it would begin anew, unsaid.
-
-    Args:
-        trainer: The trainer.
-        checkpoint: The folder to resume from; anything else is not looked at.
-
-    Raises:
-        ConfigurationError: A run with another way of sharding has written it.
-    """
-    if not isinstance(checkpoint, str):
-        return
-    ours = "plainly"
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        ours = "with FSDP" if trainer.is_fsdp_enabled else "with DeepSpeed"
-    folder = Path(checkpoint)
-    found = [
-        layout
-        for layout, files in _OPTIMISERS.items()
-        if any(path for name in files for path in folder.glob(name))
-    ]
-    if found and ours not in found:
-        raise ConfigurationError(
-            [
-                f"resume_from_checkpoint: {checkpoint} was written {found[0]} and cannot be read "
-                f"{ours}; resume it with the --accelerate_config that it began with, or start a new run "
-                "from its weights by model_name_or_path"
-            ]
-        )

@@ -39,7 +39,6 @@ from .parts.sampling import draws_itself, rollout, samplings_of
 from .parts.timing import StepTimes
 from .preflight import Parity, PreflightCallback
 from .progress import TableInterval, escape_for_terminal
-from .sharding import check_layout
 
 
 class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
@@ -317,7 +316,10 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Refuse a checkpoint that this way of sharding could not read."""
-        check_layout(self, resume_from_checkpoint)
+        if isinstance(resume_from_checkpoint, str):
+            from .resuming import check_layout
+
+            check_layout(self, resume_from_checkpoint)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:

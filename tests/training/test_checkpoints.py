@@ -18,9 +18,8 @@ from safetensors.torch import save_file
 from transformers import GPT2LMHeadModel, TrainerCallback
 
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError, is_disk_full
-from rookworld_rlvr.training import checkpoints
-from rookworld_rlvr.training.checkpoints import damage, last_whole, publish, seal
-from rookworld_rlvr.training.sharding import check_layout
+from rookworld_rlvr.training.checkpoints import publish, seal
+from rookworld_rlvr.training.resuming import check_layout, checkpoints, damage, last_whole
 
 from ..killed import log
 
@@ -214,13 +213,13 @@ def test_the_last_whole_checkpoint_stays_although_a_damaged_one_is_newer(
 ) -> None:
     run, options = tmp_path / "run", {**STEPS, "save_total_limit": 1}
     build(copy.deepcopy(random_gpt2), **{**options, "max_steps": 2}).train()
-    assert [path.name for path in checkpoints.checkpoints(run)] == ["checkpoint-2"]
+    assert [path.name for path in checkpoints(run)] == ["checkpoint-2"]
     write(run / "checkpoint-9")
     cut(run / "checkpoint-9" / "optimizer.pt")
     assert last_whole(run) == run / "checkpoint-2"
     more = build(**{**options, "max_steps": 3})
     more.train(resume_from_checkpoint=str(run / "checkpoint-2"))
-    assert [path.name for path in checkpoints.checkpoints(run)] == ["checkpoint-3"]
+    assert [path.name for path in checkpoints(run)] == ["checkpoint-3"]
     assert damage(run / "checkpoint-3") is None
 
 
@@ -246,7 +245,7 @@ def test_the_best_and_the_last_checkpoint_stay_although_the_folder_is_spelt_diff
         trainer = build(copy.deepcopy(random_gpt2), **options)
         trainer.train(resume_from_checkpoint=checkpoint)
         assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-1"
-        return [path.name for path in checkpoints.checkpoints(tmp_path / "run")]
+        return [path.name for path in checkpoints(tmp_path / "run")]
 
     assert train("run", 2) == ["checkpoint-1", "checkpoint-2"]
     output = str(tmp_path / "run")

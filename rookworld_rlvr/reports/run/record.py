@@ -17,7 +17,6 @@ from ...common.stats import Paired
 from ...evaluation.pass_at_k import RightCounts, read_counts
 from ...tasks.metrics import Results
 from ...tasks.registry import TASKS
-from ...training.checkpoints import checkpoints
 from ...training.health.monitor import HEALTH_FILE
 from ...training.results import (
     ANSWERS_AFTER,
@@ -33,6 +32,7 @@ from ...training.results import (
     heldout_results,
     read_proportions,
 )
+from ...training.resuming import checkpoints
 
 LEDGER = "ledger.jsonl"  # of `rookworld evolve`
 ROUND_HEADS = (

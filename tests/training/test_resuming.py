@@ -11,8 +11,8 @@ import pytest
 
 from rookworld_rlvr.cli.parser import _OF_A_CALL, StrictParser
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.training.changes import FREE, changed_keys, differences
 from rookworld_rlvr.training.checkpoints import seal
+from rookworld_rlvr.training.resuming import FREE, changed_keys, differences
 
 from ..conftest import recipe
 
