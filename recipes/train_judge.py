@@ -29,11 +29,11 @@ from rookworld_rlvr.models.gpt2 import fuse_gelu
 from rookworld_rlvr.reports.judge import judge_report, pairs_text, report_text
 from rookworld_rlvr.rewards.judge import load_judge
 from rookworld_rlvr.rewards.judge_spec import JudgeSpec
+from rookworld_rlvr.training.callbacks import StopOnInterrupt
 from rookworld_rlvr.training.checkpoints import WholeCheckpoints
 from rookworld_rlvr.training.config import RookWorldRewardConfig, RunArguments
 from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb, run_tags
 from rookworld_rlvr.training.hub import create_repository, push
-from rookworld_rlvr.training.interrupt import StopOnInterrupt
 from rookworld_rlvr.training.model_card import OwnCard, Run, write_judge_card
 from rookworld_rlvr.training.run_folder import (
     goes_on,
@@ -140,7 +140,6 @@ def main(argv: Sequence[str]) -> None:
         print(report_text(report))
         run = Run(
             command="judge",
-            argv=argv,
             folder=output_dir,
             recipe=parser.values,
             base=model_args.model_name_or_path,

@@ -17,8 +17,8 @@ from transformers.integrations import WandbCallback
 from ..common.machine import machine
 from ..engine.truth import PolicyTruth
 from ..tasks.registry import TASKS
+from .callbacks import TableInterval
 from .glossary import STEP, dashboard_key
-from .progress import TableInterval
 
 # The hosts that `wandb login` writes to the netrc file: of version 0.31, and of earlier ones.
 _WANDB_URLS = ("https://api.forge.coreweave.com", "https://api.wandb.ai")

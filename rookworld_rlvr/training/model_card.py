@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +13,7 @@ from typing import Any
 
 import yaml
 from datasets import Dataset
-from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from .. import __version__
@@ -23,7 +22,7 @@ from ..common.html import render
 from ..common.machine import machine
 from ..data.loading import LoadedData
 from ..data.sources import PACKAGED_DATA, dataset_file
-from ..models.loading import PACKAGED_MODEL, resolve_model_path
+from ..models.loading import PACKAGED_MODEL
 from ..rewards.registry import tasks_of
 from ..tasks.metrics import Results
 from ..tasks.registry import TASKS
@@ -71,7 +70,6 @@ class Run:
 
     Args:
         command: The command that ran it: ``grpo``, ``sft`` or ``judge``.
-        argv: The command's arguments.
         folder: The run's folder, where the card is written.
         recipe: The keys that were given, from the YAML file and the command line.
         base: The starting model; None for a model from scratch.
@@ -86,7 +84,6 @@ class Run:
     """
 
     command: str
-    argv: Sequence[str]
     folder: Path
     recipe: Mapping[str, Any]
     base: str | None
@@ -108,44 +105,6 @@ class Run:
 # --------------------------------------------------------------------------------------------------
 # A card for each kind
 # --------------------------------------------------------------------------------------------------
-def write_grpo_card(
-    run: Run,
-    before: Results,
-    after: Results,
-    *,
-    args: Any,
-    step: int,
-    steps: int,
-    adapters: bool = False,
-) -> None:
-    """Write the card of a GRPO run.
-
-    Args:
-        run: The run.
-        before: Held-out results of the starting model.
-        after: Held-out results of the saved model.
-        args: The `RookWorldGRPOConfig`.
-        step: The optimiser step of the saved model.
-        steps: The number of optimiser steps made.
-        adapters: Whether adapters were trained.
-    """
-    trained = {task for task, rows in run.data.report.train.items() if rows}
-    write_model_card(
-        run,
-        before,
-        after,
-        tags=["grpo", "rlvr"],
-        answer_tokens=args.max_completion_length,
-        adapters=adapters,
-        criterion=args.metric_for_best_model if args.load_best_model_at_end else None,
-        step=step,
-        steps=steps,
-        rewards=[_reward(spec) for spec in args.rewards if tasks_of([spec]) & trained],
-        generations=args.num_generations,
-        start_share=args.start_share,
-    )
-
-
 def write_model_card(
     run: Run,
     before: Results,
@@ -163,7 +122,9 @@ def write_model_card(
         after: Held-out results of the saved model.
         tags: For the Hub.
         adapters: Whether adapters were trained.
-        values: What else the kind's template names: `answer_tokens`, the most of an answer.
+        values: What else the kind's template names: `answer_tokens`, the most of an answer; of GRPO the
+            configuration `args`, the `step` of the saved model of all `steps`, and `rewards`, see
+            `trained_rewards`.
     """
     _write(
         run,
@@ -208,8 +169,9 @@ def _write(
 ) -> None:
     """Write header and text. What is not on the Hub is named in the text only."""
     name = public(run.dataset) or "synthetic rows"
+    is_ours = run.base in (None, PACKAGED_MODEL) and run.dataset in ("", *PACKAGED_DATA)
     data = ModelCardData(
-        **_licence(run),
+        license=LICENCE if is_ours else None,
         base_model=run.base if run.base and _is_on_hub(run.base) else None,
         datasets=[run.dataset] if _is_hub_dataset(run.dataset) else None,
         library_name=library,
@@ -224,7 +186,7 @@ def _write(
     body = render(
         f"{run.command}_card.md",
         run=run,
-        licence=data.license_name or data.license,
+        licence=data.license,
         version=__version__,
         interval_text=interval_text,
         **_sources(run),
@@ -241,21 +203,6 @@ def _is_on_hub(name: str) -> bool:
 
 def _is_hub_dataset(name: str) -> bool:
     return dataset_file(name) is None and _is_on_hub(name)
-
-
-def _licence(run: Run) -> dict[str, Any]:
-    """The base model's licence, as keys of the header; empty if it is not known."""
-    if run.base is None:
-        return {"license": LICENCE} if run.dataset in ("", *PACKAGED_DATA) else {}
-    card = Path(resolve_model_path(run.base)) / CARD
-    found: Any = None
-    if card.is_file():
-        found = ModelCard.load(card, ignore_metadata_errors=True).data
-    elif _is_on_hub(run.base):
-        with suppress(Exception):  # whatever the HTTP library raises: then it is not known
-            found = HfApi().model_info(run.base, timeout=10).card_data
-    keys = ("license", "license_name", "license_link")
-    return {key: found.get(key) for key in keys if found and found.get(key)}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -309,19 +256,27 @@ def _examples(heldout: Dataset) -> list[tuple[str, str]]:
     ]
 
 
-def _reward(spec: Mapping[str, Any]) -> tuple[str, float, str]:
-    options = {key: value for key, value in spec.items() if key not in ("name", "weight")}
-    words = ", ".join(f"{key} {public(value)}" for key, value in options.items())
-    return public(spec["name"]), float(spec.get("weight", 1.0)), words
+def trained_rewards(
+    specs: Sequence[Mapping[str, Any]], data: LoadedData
+) -> list[tuple[str, float, str]]:
+    """Name, weight and options of the rewards of tasks that have rows."""
+    tasks = {task for task, rows in data.report.train.items() if rows}
+    return [
+        (
+            public(spec["name"]),
+            float(spec.get("weight", 1.0)),
+            ", ".join(f"{k} {public(v)}" for k, v in spec.items() if k not in ("name", "weight")),
+        )
+        for spec in specs
+        if tasks_of([spec]) & tasks
+    ]
 
 
 def _made(run: Run) -> dict[str, Any]:
     """How the model was made, without the paths of the machine."""
     here = machine()
-    launcher = ["--num_processes", str(run.processes)] if run.processes > 1 else []
     return {
         "model_id": run.repository or public(str(run.folder)),
-        "command": shlex.join(["rookworld", run.command, *launcher, *map(_public_word, run.argv)]),
         "duration": f"{run.seconds / 60:.0f} minutes",
         "hardware": ", ".join(here["devices"]) or f"{here['cores']} CPU cores",
         "versions": ", ".join(f"{name} {here['versions'][name]}" for name in _VERSIONS)
@@ -329,12 +284,6 @@ def _made(run: Run) -> dict[str, Any]:
         "changed": [*map(public, run.changed)],
         "recipe": yaml.safe_dump(public(dict(run.recipe)), sort_keys=False, width=1000).strip(),
     }
-
-
-def _public_word(word: str) -> str:
-    """A word of a command line, as `public`."""
-    flag, equals, value = word.partition("=")
-    return f"{flag}={public(value)}" if equals and flag.startswith("--") else str(public(word))
 
 
 def public(value: Any) -> Any:

@@ -36,7 +36,7 @@ from .results import (
     OWN_REWARDS,
     PROVENANCE,
     RESOLVED_CONFIG,
-    read_proportions,
+    heldout_results,
 )
 
 
@@ -149,7 +149,7 @@ def starting_point(output_dir: Path, checkpoint: Path | None, heldout: Dataset) 
     path = output_dir / HELDOUT_BEFORE
     if not goes_on(output_dir, checkpoint) or not path.is_file():
         return None
-    before = read_proportions(path)
+    before = heldout_results(json.loads(path.read_text()), "before")
     counted = {
         name: result.n for name, result in before.items() if not name.startswith(OWN_REWARDS)
     }

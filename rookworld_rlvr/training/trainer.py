@@ -28,6 +28,7 @@ from ..rewards.guard import RewardFaultArguments, RewardGuard
 from ..rewards.registry import get_reward_funcs
 from ..tasks.registry import task_of
 from ..tasks.task import Sampling
+from .callbacks import TableInterval, escape_for_terminal
 from .checkpoints import WholeCheckpoints
 from .heldout import HeldoutEvaluation
 from .model_card import OwnCard
@@ -38,7 +39,6 @@ from .parts.registry import load_parts, parts_of, sampler_starts, save_parts
 from .parts.sampling import draws_itself, rollout, samplings_of
 from .parts.timing import StepTimes
 from .preflight import Parity, PreflightCallback
-from .progress import TableInterval, escape_for_terminal
 
 
 class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):

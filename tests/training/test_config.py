@@ -14,7 +14,6 @@ from rookworld_rlvr.data.loading import DataArguments
 from rookworld_rlvr.engine.truth import LabelArguments
 from rookworld_rlvr.evaluation.registry import SuiteArguments
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
-from rookworld_rlvr.training.health.rules import HealthArguments
 
 from ..conftest import script
 
@@ -30,7 +29,7 @@ GOOD: dict[str, Any] = {
 def parse(tmp_path: Path, recipe: dict[str, Any], *argv: str) -> tuple[Any, ...]:
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
-    groups = [RunArguments, DataArguments, LabelArguments, ModelConfig, HealthArguments]
+    groups = [RunArguments, DataArguments, LabelArguments, ModelConfig]
     parser = StrictParser([*groups, RookWorldGRPOConfig, SuiteArguments])
     return parser.parse_strictly(["--config", str(path), *argv], check_recipe)
 
@@ -44,7 +43,7 @@ def faults_of(tmp_path: Path, recipe: dict[str, Any], *argv: str) -> list[str]:
 class TestValues:
     def test_recipe_and_overrides(self, tmp_path: Path) -> None:
         recipe = {**GOOD, "learning_rate": "1e-6", "max_steps": 7, "lora_r": 4}
-        run, data, _, model, _, training, _ = parse(
+        run, data, _, model, training, _ = parse(
             tmp_path, recipe, "--max_steps", "3", "--tasks", "environment", "policy", "--dry_run"
         )
         assert training.learning_rate == 1e-6, "PyYAML reads 1e-6 as a text"
@@ -62,7 +61,7 @@ class TestValues:
     def test_rewards_and_shares_can_be_given_as_json(self, tmp_path: Path) -> None:
         rewards = '[{"name": "graduated", "shaping": "linear", "weight": 2}]'
         argv = ["--rewards", rewards, "--synthetic_shares", '{"openings": 1.0}']
-        _, data, _, _, _, training, _ = parse(tmp_path, GOOD, *argv)
+        _, data, _, _, training, _ = parse(tmp_path, GOOD, *argv)
         assert training.reward_weights == [2.0]
         assert data.synthetic_shares == {"openings": 1.0}
 

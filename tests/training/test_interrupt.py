@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from rookworld_rlvr.training import interrupt
+from rookworld_rlvr.training import callbacks
+from rookworld_rlvr.training.callbacks import StopOnInterrupt
 from rookworld_rlvr.training.heldout import HeldoutEvaluation
-from rookworld_rlvr.training.interrupt import StopOnInterrupt
 from rookworld_rlvr.training.preflight import PreflightCallback
 
 from .. import killed
@@ -88,7 +88,7 @@ def test_a_signal_during_an_evaluation_saves_the_step_that_is_evaluated(
 def test_a_second_ctrl_c_ends_at_once_without_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interrupt, "_TOGETHER_S", -1.0)
+    monkeypatch.setattr(callbacks, "_TOGETHER_S", -1.0)
     twice = (signal.SIGINT, signal.SIGINT)
     signalled(monkeypatch, StopOnInterrupt, "on_step_begin", *twice, step=1)
     done = script("grpo.py", *SMALL, cwd=tmp_path)

@@ -13,7 +13,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from rookworld_rlvr.training.progress import ShortProgressCallback
+from rookworld_rlvr.training.callbacks import ShortProgressCallback
 
 from ..conftest import script
 

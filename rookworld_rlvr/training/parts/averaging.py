@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...common.errors import RookWorldError
-from ..sharding import is_sharded
+from ..answering import is_sharded
 from .part import Part
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...common.errors import RookWorldError
-from ..health.monitor import batch_health
+from ..health import batch_health
 from .part import Sampled
 
 STD_EPSILON = 1e-4  # TRL's

@@ -6,7 +6,7 @@ from collections import ChainMap
 from collections.abc import Mapping
 from typing import Any
 
-from ..health.rules import losses
+from ..health import losses
 from .part import Part
 
 

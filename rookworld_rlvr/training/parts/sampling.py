@@ -16,7 +16,7 @@ from trl.models.utils import unwrap_model_for_generation
 from ...models.decoding import Drawn, decode, only_generate
 from ...tasks.registry import TASKS
 from ...tasks.task import Sampling
-from ..sharding import gathered, gathers_at_each_forward
+from ..answering import gathered, gathers_at_each_forward
 from .arguments import PartArguments
 from .part import arguments_of
 

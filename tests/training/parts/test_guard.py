@@ -17,8 +17,7 @@ from rookworld_rlvr.data.loading import DataArguments
 from rookworld_rlvr.evaluation.registry import SuiteArguments
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
-from rookworld_rlvr.training.health.monitor import HealthCallback
-from rookworld_rlvr.training.health.rules import losses
+from rookworld_rlvr.training.health import HealthCallback, losses
 
 Build = Callable[..., Any]
 

@@ -17,14 +17,14 @@ from trl import ModelConfig
 from rookworld_rlvr.data.loading import DataArguments
 from rookworld_rlvr.engine.truth import LabelArguments
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
-from rookworld_rlvr.training.health.monitor import (
+from rookworld_rlvr.training.health import (
     HEALTH_FILE,
+    RULES,
     Finding,
     HealthCallback,
     HealthMonitor,
     batch_health,
 )
-from rookworld_rlvr.training.health.rules import RULES
 
 Log = dict[str, Any]
 
