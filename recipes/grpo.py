@@ -42,7 +42,7 @@ from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.metrics import limits
 from rookworld_rlvr.training.callbacks import StopOnInterrupt, print_short_lines
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
-from rookworld_rlvr.training.model_card import Run, trained_rewards, write_model_card
+from rookworld_rlvr.training.model_card import Run, trained_rewards, write_card
 from rookworld_rlvr.training.parts.groups import check_rows
 from rookworld_rlvr.training.results import (
     ANSWERS_AFTER,
@@ -243,12 +243,13 @@ def main(argv: Sequence[str]) -> None:
             changed=changed,
             repository=repository,
         )
-        write_model_card(  # last: a run with a card is finished
+        write_card(  # last: a run with a card is finished
             run,
-            before,
-            after,
-            tags=["grpo", "rlvr"],
+            {name: result.value for name, result in after.items()},
+            ["grpo", "rlvr"],
             adapters=model_args.use_peft,
+            before=before,
+            after=after,
             answer_tokens=training_args.max_completion_length,
             args=training_args,
             rewards=trained_rewards(training_args.rewards, data),

@@ -37,7 +37,7 @@ from rookworld_rlvr.training.checkpoints import WholeCheckpoints
 from rookworld_rlvr.training.config import NewModelArguments, RookWorldSFTConfig, RunArguments
 from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb, run_tags
 from rookworld_rlvr.training.hub import create_repository, push
-from rookworld_rlvr.training.model_card import OwnCard, Run, write_model_card
+from rookworld_rlvr.training.model_card import OwnCard, Run, write_card
 from rookworld_rlvr.training.results import before_after_table
 from rookworld_rlvr.training.run_folder import (
     goes_on,
@@ -159,13 +159,14 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
             changed=changed,
             repository=repository,
         )
-        write_model_card(
+        write_card(
             run,
-            before,
-            after,
-            tags=["sft"],
-            answer_tokens=answer_tokens,
+            values,
+            ["sft"],
             adapters=model_args.use_peft,
+            before=before,
+            after=after,
+            answer_tokens=answer_tokens,
         )
         if repository is not None:
             print(push(repository, output_dir, sft_args))

@@ -34,7 +34,7 @@ from rookworld_rlvr.training.checkpoints import WholeCheckpoints
 from rookworld_rlvr.training.config import RookWorldRewardConfig, RunArguments
 from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb, run_tags
 from rookworld_rlvr.training.hub import create_repository, push
-from rookworld_rlvr.training.model_card import OwnCard, Run, write_judge_card
+from rookworld_rlvr.training.model_card import OwnCard, Run, write_card
 from rookworld_rlvr.training.run_folder import (
     goes_on,
     open_folder,
@@ -153,7 +153,11 @@ def main(argv: Sequence[str]) -> None:
             repository=repository,
         )
         example = (heldout[0].prompt, heldout[0].chosen)
-        write_judge_card(run, report, report_text(report), example)
+        pairs = {"all": report["pairs"], **report["pairs"]["by_kind"]}
+        shares = {f"pairs/{kind}": found["accuracy"] for kind, found in pairs.items()}
+        results = report_text(report)
+        kind = "text-classification"
+        write_card(run, shares, ["reward-model"], kind, results=results, example=example)
         if repository is not None:
             print(push(repository, output_dir, reward_args))
 

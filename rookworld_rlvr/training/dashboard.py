@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import uuid
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -179,11 +179,12 @@ def configure_wandb(
         os.environ.setdefault("WANDB_MODE", "offline")
     if (
         os.environ.get("WANDB_MODE") == "offline"
-    ):  # otherwise the tables' pictures would be in the home folder
+    ):  # else the tables' pictures are in the home folder
         os.environ.setdefault("WANDB_DATA_DIR", str(output_dir.absolute() / "wandb"))
     id_file = output_dir / _RUN_ID_FILE
     if "WANDB_RUN_ID" not in os.environ:
-        os.environ["WANDB_RUN_ID"] = _run_id(id_file, resume)
+        goes_on = resume and id_file.is_file()
+        os.environ["WANDB_RUN_ID"] = id_file.read_text() if goes_on else secrets.token_hex(4)
         os.environ.setdefault("WANDB_RESUME", "allow")
     id_file.write_text(os.environ["WANDB_RUN_ID"])
     mode = os.environ.get("WANDB_MODE", "online")
@@ -203,9 +204,3 @@ def has_wandb_key() -> bool:
         return True
     given = os.environ.get("WANDB_BASE_URL")
     return any(get_netrc_auth(url) for url in ([given] if given else _WANDB_URLS))
-
-
-def _run_id(id_file: Path, resume: bool) -> str:
-    if resume and id_file.is_file():
-        return id_file.read_text().strip()
-    return uuid.uuid4().hex[:8]  # W&B's own ids look like this

@@ -463,7 +463,7 @@ class HealthCallback(TrainerCallback):
         found = [  # of a resumed run, up to the step from which it goes on
             finding
             for logs in state.log_history
-            for finding in self.monitor.observe(int(logs["step"]), _judged(logs, args))
+            for finding in self._judge(int(logs["step"]), logs, args)
         ]
         path = Path(args.output_dir) / HEALTH_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -474,22 +474,18 @@ class HealthCallback(TrainerCallback):
     ) -> None:
         if self.monitor is None or not logs:
             return
-        findings = self.monitor.observe(state.global_step, _judged(logs, args))
-        if findings:
+        if findings := self._judge(state.global_step, logs, args):
             _report(findings, args)
+
+    def _judge(self, step: int, logs: Mapping[str, Any], args: Any) -> list[Finding]:
+        """What a log shows. In fp16 the gradient scaler skips a step if the gradient overflows."""
+        assert self.monitor is not None
+        if args.fp16 and not math.isfinite(logs.get("grad_norm") or 0.0):
+            logs = {**logs, "grad_norm": None}
+        return self.monitor.observe(step, logs)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.monitor = None  # the next evaluation may be of another checkpoint
-
-
-def _judged(logs: Mapping[str, Any], args: Any) -> Mapping[str, Any]:
-    """What is judged of a log: in fp16 only a gradient that is finite.
-
-    The gradient scaler skips a step if the gradient overflows, and tries a smaller scale.
-    """
-    if not args.fp16 or math.isfinite(logs.get("grad_norm") or 0.0):
-        return logs
-    return {name: value for name, value in logs.items() if name != "grad_norm"}
 
 
 def _report(findings: Sequence[Finding], args: Any) -> None:

@@ -22,9 +22,8 @@ from ..common.html import render
 from ..common.machine import machine
 from ..data.loading import LoadedData
 from ..data.sources import PACKAGED_DATA, dataset_file
-from ..models.loading import PACKAGED_MODEL
+from ..models.loading import PACKAGED_MODEL, resolve_model_path
 from ..rewards.registry import tasks_of
-from ..tasks.metrics import Results
 from ..tasks.registry import TASKS
 from .results import CARD, interval_text
 from .run_folder import open_weights
@@ -103,78 +102,32 @@ class Run:
 
 
 # --------------------------------------------------------------------------------------------------
-# A card for each kind
+# The card
 # --------------------------------------------------------------------------------------------------
-def write_model_card(
-    run: Run,
-    before: Results,
-    after: Results,
-    *,
-    tags: Sequence[str],
-    adapters: bool = False,
-    **values: Any,
-) -> None:
-    """Write the card of a language model.
-
-    Args:
-        run: The run.
-        before: Held-out results of the starting model; empty for a model from scratch.
-        after: Held-out results of the saved model.
-        tags: For the Hub.
-        adapters: Whether adapters were trained.
-        values: What else the kind's template names: `answer_tokens`, the most of an answer; of GRPO the
-            configuration `args`, the `step` of the saved model of all `steps`, and `rewards`, see
-            `trained_rewards`.
-    """
-    _write(
-        run,
-        {name: found.value for name, found in after.items()},
-        tags,
-        "text-generation",
-        "peft" if adapters and run.repository else "transformers",
-        before=before,
-        after=after,
-        adapters=adapters,
-        **values,
-    )
-
-
-def write_judge_card(
-    run: Run, report: Mapping[str, Any], report_text: str, example: tuple[str, str]
-) -> None:
-    """Write the card of a judge.
-
-    Args:
-        run: The run.
-        report: The result of `reports.judge.judge_report`.
-        report_text: The report as Markdown.
-        example: A held-out prompt and an answer to it.
-    """
-    pairs = {"all": report["pairs"], **report["pairs"]["by_kind"]}
-    shares = {f"pairs/{kind}": found["accuracy"] for kind, found in pairs.items()}
-    kind = "text-classification"
-    _write(run, shares, ["reward-model"], kind, results=report_text, example=example)
-
-
-# --------------------------------------------------------------------------------------------------
-# Metadata
-# --------------------------------------------------------------------------------------------------
-def _write(
+def write_card(
     run: Run,
     shares: Mapping[str, float],
     tags: Sequence[str],
-    kind: str,
-    library: str = "transformers",
+    kind: str = "text-generation",
+    adapters: bool = False,
     **values: Any,
 ) -> None:
-    """Write header and text. What is not on the Hub is named in the text only."""
+    """Write the card of a run. What is not on the Hub is named in its text only.
+
+    Args:
+        run: The run.
+        shares: Held-out results of the saved model, for the header.
+        tags: For the Hub.
+        kind: The Hub's name for what the model does.
+        adapters: Whether adapters were trained.
+        values: What else the kind's template names, such as `before` and `after`, the held-out results.
+    """
     name = public(run.dataset) or "synthetic rows"
-    is_ours = run.base in (None, PACKAGED_MODEL) and run.dataset in ("", *PACKAGED_DATA)
     data = ModelCardData(
-        license=LICENCE if is_ours else None,
+        license=_licence(run),
         base_model=run.base if run.base and _is_on_hub(run.base) else None,
         datasets=[run.dataset] if _is_hub_dataset(run.dataset) else None,
-        library_name=library,
+        library_name="peft" if adapters and run.repository else "transformers",
         pipeline_tag=kind,
         tags=["chess", "rookworld", *tags, "trl"],
         model_name=run.name,
@@ -189,6 +142,7 @@ def _write(
         licence=data.license,
         version=__version__,
         interval_text=interval_text,
+        adapters=adapters,
         **_sources(run),
         **_made(run),
         **values,
@@ -203,6 +157,17 @@ def _is_on_hub(name: str) -> bool:
 
 def _is_hub_dataset(name: str) -> bool:
     return dataset_file(name) is None and _is_on_hub(name)
+
+
+def _licence(run: Run) -> str | None:
+    """The licence, as a base model in a folder says in its own card; None if it is not known."""
+    if run.base is None:
+        return LICENCE if run.dataset in ("", *PACKAGED_DATA) else None
+    card = Path(resolve_model_path(run.base)) / CARD
+    found: Any = None
+    if card.is_file():
+        found = ModelCard.load(card, ignore_metadata_errors=True).data.get("license")
+    return found  # type: ignore[no-any-return]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def goes_on(output_dir: Path, checkpoint: Path | None) -> bool:
 
 def foreign_faults(output_dir: Path) -> list[str]:
     """A fault if the folder holds files that are not a run's."""
-    if not output_dir.is_dir() or _is_empty(output_dir) or _is_run(output_dir):
+    if not output_dir.is_dir() or _is_empty(output_dir) or (output_dir / RESOLVED_CONFIG).is_file():
         return []
     return [
         f"output_dir: {str(output_dir)!r} holds files that are not from a run; give another folder"
@@ -88,10 +88,6 @@ def foreign_faults(output_dir: Path) -> list[str]:
 def _is_empty(folder: Path) -> bool:
     """Whether a folder holds nothing but what a kill may have left of its first file."""
     return all(path.name.startswith(f"{RESOLVED_CONFIG}.") for path in folder.iterdir())
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / RESOLVED_CONFIG).is_file()
 
 
 def open_folder(output_dir: Path, keep: bool, resolved: str, quarantine: Path) -> None:

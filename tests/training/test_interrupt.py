@@ -102,9 +102,8 @@ def test_before_the_first_step_there_is_nothing_to_wait_for(
 ) -> None:
     signalled(monkeypatch, PreflightCallback, "on_train_begin", signal.SIGTERM, step=0)
     done = script("grpo.py", *SMALL, cwd=tmp_path)
-    assert done.returncode == 143
+    assert done.returncode == 143 and "step     1" not in done.stdout
     assert "before the first step: nothing to save" in capfd.readouterr().err
-    assert "step     1" not in done.stdout
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -122,7 +121,3 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     (checkpoint,) = (tmp_path / "run").glob("checkpoint-*")
     step = int(checkpoint.name.split("-")[1])
     assert f"interrupted at step {step}: run/{checkpoint.name} is saved" in out
-    again = ["--resume_from_checkpoint", "true", "--max_steps", str(step + 1)]
-    done = script("grpo.py", *SMALL, *again, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert f"(step {step + 1} of {step + 1})" in done.stdout
