@@ -165,10 +165,10 @@ def main(argv: Sequence[str]) -> None:
         at = state.num_processes, checkpoint
         changed = open_provenance(output_dir, resolved, data, truth, *at)
         if "wandb" in training_args.report_to:
-            from rookworld_rlvr.training.dashboard import configure_wandb, run_tags
+            from rookworld_rlvr.training.dashboard import configure_wandb
 
-            tags = run_tags(data_args.tasks, model_args.model_name_or_path)
-            print(configure_wandb(output_dir, keep, tags, parser.recipe))
+            base = model_args.model_name_or_path
+            print(configure_wandb(output_dir, keep, data_args.tasks, base, parser.recipe))
     state.wait_for_everyone()
     interrupt = StopOnInterrupt()
     callbacks: list[TrainerCallback] = [interrupt]

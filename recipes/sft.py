@@ -35,7 +35,7 @@ from rookworld_rlvr.tasks.text import END_OF_TEXT
 from rookworld_rlvr.training.callbacks import StopOnInterrupt, heldout_lines, print_short_lines
 from rookworld_rlvr.training.checkpoints import WholeCheckpoints
 from rookworld_rlvr.training.config import NewModelArguments, RookWorldSFTConfig, RunArguments
-from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb, run_tags
+from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb
 from rookworld_rlvr.training.hub import create_repository, push
 from rookworld_rlvr.training.model_card import OwnCard, Run, write_card
 from rookworld_rlvr.training.results import before_after_table
@@ -110,8 +110,8 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
         at = state.num_processes, checkpoint
         changed = open_provenance(output_dir, resolved, data, None, *at)
         if "wandb" in sft_args.report_to:
-            tags = run_tags(data_args.tasks, model_args.model_name_or_path)
-            print(configure_wandb(output_dir, keep, tags, parser.recipe))
+            base = model_args.model_name_or_path
+            print(configure_wandb(output_dir, keep, data_args.tasks, base, parser.recipe))
     state.wait_for_everyone()
     interrupt = StopOnInterrupt()
     trainer = Trainer(

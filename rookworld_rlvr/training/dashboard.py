@@ -148,13 +148,12 @@ def use_dashboard(trainer: Any, truth: PolicyTruth) -> None:
     ]
 
 
-def run_tags(tasks: Sequence[str], model: str | None) -> list[str]:
-    """The tags of a run: its tasks and its starting model; None stands for a new model."""
-    return [*tasks, Path(model or "new").name]
-
-
 def configure_wandb(
-    output_dir: Path, resume: bool, tags: Sequence[str] = (), group: str | None = None
+    output_dir: Path,
+    resume: bool,
+    tasks: Sequence[str] = (),
+    model: str | None = None,
+    group: str | None = None,
 ) -> str:
     """Set W&B up by its environment variables, so that it never asks, never fails and resumes a run.
 
@@ -163,7 +162,8 @@ def configure_wandb(
     Args:
         output_dir: Where the run's files and its id are written.
         resume: Use the id of the earlier run, if there is one.
-        tags: The run's tags: tasks and model.
+        tasks: The run's tasks; they are its tags.
+        model: Its starting model, another tag; None is a new model.
         group: The name of a group of runs: the recipe.
 
     Returns:
@@ -172,7 +172,8 @@ def configure_wandb(
     os.environ.setdefault("WANDB_PROJECT", "rookworld-rlvr")
     os.environ.setdefault("WANDB_DIR", str(output_dir))
     os.environ.setdefault("WANDB_SILENT", "true")
-    os.environ.setdefault("WANDB_TAGS", ",".join(tag.replace(",", " ")[:64] for tag in tags if tag))
+    tags = [*tasks, Path(model or "new").name]
+    os.environ.setdefault("WANDB_TAGS", ",".join(tag.replace(",", " ")[:64] for tag in tags))
     if group:
         os.environ.setdefault("WANDB_RUN_GROUP", group)
     if not has_wandb_key():

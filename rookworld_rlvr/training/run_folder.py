@@ -113,22 +113,17 @@ def open_folder(output_dir: Path, keep: bool, resolved: str, quarantine: Path) -
     if faults := foreign_faults(output_dir):
         raise RookWorldError(*faults)
     if output_dir.is_dir() and not _is_empty(output_dir) and not keep:
-        _move_aside(output_dir)
+        folder, number = output_dir.resolve(), 1
+        while (old := folder.with_name(f"{folder.name}.{number}")).exists():
+            number += 1
+        folder.rename(old)
+        print(f"the earlier run in {output_dir} is now {output_dir}.{number}")
     output_dir.mkdir(parents=True, exist_ok=True)
     (output_dir / CARD).unlink(missing_ok=True)  # the run is not finished any more
     if not keep:
         replace_text(output_dir / RESOLVED_CONFIG, resolved)
     if quarantine.is_file():
         quarantine.replace(output_dir / "quarantine.jsonl")
-
-
-def _move_aside(output_dir: Path) -> None:
-    folder = output_dir.resolve()
-    number = 1
-    while (old := folder.with_name(f"{folder.name}.{number}")).exists():
-        number += 1
-    folder.rename(old)
-    print(f"the earlier run in {output_dir} is now {output_dir}.{number}")
 
 
 def quarantine_path(output_dir: Path) -> Path:

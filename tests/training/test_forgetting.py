@@ -16,7 +16,7 @@ from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.metrics import evaluate_completions
 from rookworld_rlvr.training import measurements
 
-from ..conftest import RECIPES, launch, script
+from ..conftest import script
 
 ONE_TASK = """
     --tasks environment --max_rows 300 --synthetic_rows 100 --max_steps 1 --eval_steps 1
@@ -66,17 +66,6 @@ def test_an_unchanged_model_forgets_nothing(tmp_path: Path) -> None:
     assert "| `other/policy/all_legal` | 12 |" in (tmp_path / "run" / "README.md").read_text()
 
 
-@pytest.mark.slow
-def test_two_processes_merge_adapters_and_log_the_measurement_once(tmp_path: Path) -> None:
-    words = [str(RECIPES / "grpo.py"), *ONE_TASK, *LORA, "--learning_rate", "1e-2"]
-    two = launch(*words, cwd=tmp_path)
-    assert two.returncode == 0, two.stdout[-3000:] + two.stderr[-3000:]
-    results = json.loads((tmp_path / "run" / "results.json").read_text())["heldout"]
-    state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
-    (logged,) = (log for log in state["log_history"] if "eval_other/policy/format" in log)
-    assert logged["eval_other/policy/format"] == results["other/policy/format"]["after"]
-
-
 def test_a_measurement_that_fails_leaves_the_final_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +83,11 @@ def test_a_measurement_that_fails_leaves_the_final_model(
 def test_a_start_that_is_gone_leaves_the_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gone(*_: Any) -> None:
+    loads, genuine = iter((True, False)), loading.load_start
+
+    def gone(*args: Any) -> Any:
+        if next(loads):
+            return genuine(*args)
         raise RookWorldError("planted: the start is gone")
 
     monkeypatch.setattr(loading, "load_start", gone)

@@ -105,7 +105,7 @@ class TestParity:
 
         plain = measure_parity(plain_trainer, prompts, log_probs=log_probs)
         ours = measure_parity(build(), prompts)
-        print(f"plain TRL: {plain.describe()}\nours:      {ours.describe()}")
+        print(f"plain TRL: {plain}\nours:      {ours}")
         assert ours.alone_gap < plain.alone_gap / 100
         assert ours.sampler_gap < plain.sampler_gap / 100
 
@@ -121,7 +121,7 @@ class TestParity:
         config = GPT2Config(bos_token_id=0, eos_token_id=0, n_layer=2 if bf16 else 12)
         trainer = build(GPT2LMHeadModel(config), bf16=bf16)
         parity = measure_parity(trainer, mixed_length_prompts(trainer))
-        print(f"bf16={bf16}: {parity.describe()}")
+        print(f"bf16={bf16}: {parity}")
         assert parity.faults(tolerance) == []
 
     @pytest.mark.parametrize("use_cpu", [True, pytest.param(False, marks=pytest.mark.gpu)])
@@ -133,7 +133,7 @@ class TestParity:
         trainer = build(model, bf16=True, use_cpu=use_cpu)
         assert trainer.accelerator.device.type == ("cpu" if use_cpu else "cuda")
         parity = measure_parity(trainer, mixed_length_prompts(trainer))
-        print(parity.describe())
+        print(parity)
         tolerance = preflight_tolerance(trainer)
         assert parity.faults(tolerance) == []
         assert TOLERANCE_HALF < tolerance < 0.3, "wrong positions make gaps of more than a nat"
