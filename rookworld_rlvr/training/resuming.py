@@ -365,9 +365,15 @@ def changed_words(changed: Changes) -> str:
 def words(value: Any) -> str:
     """A key's value, in short.
 
-    >>> words(5e-5), words(None), words(["environment", {"name": "graduated", "weight": 0.5}])
-    ('5e-05', 'none', "environment, {'name': 'graduated', 'weight': 0.5}")
+    >>> words(5e-5), words(None), words([{"name": "graduated", "weight": 0.5}, "other"])
+    ('5e-05', 'none', 'graduated x 0.5, other')
     """
     if isinstance(value, list | tuple):
         return ", ".join(map(words, value)) or "none"
+    if isinstance(value, Mapping) and "name" in value:
+        options = {key: value[key] for key in value if key not in ("name", "weight")}
+        more = "".join(f" {key} {words(option)}" for key, option in options.items())
+        return f"{value['name']} x {words(value.get('weight', 1))}{more}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {words(item)}" for key, item in value.items()) or "none"
     return "none" if value is None else str(value)

@@ -27,7 +27,7 @@ from rookworld_rlvr.models.gpt2 import disable_dropout
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.metrics import evaluate_completions
 from rookworld_rlvr.tasks.rules import double_step_square
-from rookworld_rlvr.training import progress
+from rookworld_rlvr.training import callbacks
 from rookworld_rlvr.training.preflight import (
     TOLERANCE_FP32,
     TOLERANCE_HALF,
@@ -328,7 +328,7 @@ def test_tables_have_an_interval_and_the_last_step(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(progress, "TABLE_STEPS", 2)
+    monkeypatch.setattr(callbacks, "TABLE_STEPS", 2)
 
     class Stop(TrainerCallback):  # as the health monitor does
         def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -120,7 +120,7 @@ def test_what_is_not_measured_cannot_be_guarded() -> None:
     )
 
     def faults(*suites: str) -> list[str]:
-        others = DataArguments(tasks=["policy"]), None, None, None, args
+        others = DataArguments(tasks=["policy"]), None, None, args
         every = check_recipe(None, *others, SuiteArguments(suites=[*suites]))
         return [fault.partition(";")[0] for fault in every if fault.startswith("guard")]
 
