@@ -28,7 +28,7 @@ from rookworld_rlvr.evaluation.suite import suite_class
 from rookworld_rlvr.rewards.registry import known_rewards
 from rookworld_rlvr.tasks.registry import TASKS
 from rookworld_rlvr.training.glossary import GLOSSARY, SECTIONS
-from rookworld_rlvr.training.health.rules import RULES
+from rookworld_rlvr.training.health import RULES
 
 DOCS = Path(__file__).parent
 REPOSITORY = DOCS.parent
@@ -84,9 +84,8 @@ TOPICS: Mapping[str, Sequence[str]] = {
     "What a command does": ["RunArguments"],
     "Rows": ["DataArguments", "SourceArguments", "RowArguments"],
     "Values of moves": ["LabelArguments", "EngineArguments"],
-    "Rewards and preflight": ["RookWorldGRPOConfig", "RewardFaultArguments"],
+    "Rewards, preflight and health": ["RookWorldGRPOConfig", "RewardFaultArguments"],
     "The trainer's parts": ["PartArguments"],
-    "Health": ["HealthArguments"],
     "Held-out samples, other tasks and suites": ["MeasurementArguments", "SuiteArguments"],
     "Evaluation": ["EvaluateArguments", "ModelArguments"],
     "Diagnosis and report": ["DiagnoseArguments", "ReportArguments"],

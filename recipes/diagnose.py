@@ -36,7 +36,6 @@ from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.judge_spec import judges_of
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
-from rookworld_rlvr.training.health.rules import HealthArguments
 from rookworld_rlvr.training.measurements import evenly
 
 RECIPE = Path(__file__).with_name("grpo_nano.yaml")
@@ -46,7 +45,6 @@ GROUPS = [
     DataArguments,
     LabelArguments,
     ModelConfig,
-    HealthArguments,
     RookWorldGRPOConfig,
     SuiteArguments,
 ]
@@ -65,7 +63,7 @@ def main(argv: Sequence[str]) -> None:
     given, *_ = parser.parse_strictly(argv, check)
     sets = [part for key, (value, _) in given.overrides().items() for part in (f"--{key}", value)]
     parsed = parser.parse_strictly([*argv, *sets, "--output_dir", folder], check)
-    args, data_args, label_args, model_args, _, training_args, _ = parsed
+    args, data_args, label_args, model_args, training_args, _ = parsed
     compared = args.log()
 
     ################

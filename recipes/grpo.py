@@ -40,12 +40,10 @@ from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.judge_spec import judges_of
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.metrics import limits
+from rookworld_rlvr.training.callbacks import StopOnInterrupt, print_short_lines
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
-from rookworld_rlvr.training.health.rules import HealthArguments
-from rookworld_rlvr.training.interrupt import StopOnInterrupt
-from rookworld_rlvr.training.model_card import Run, write_grpo_card
+from rookworld_rlvr.training.model_card import Run, trained_rewards, write_card
 from rookworld_rlvr.training.parts.sampling import check_rows
-from rookworld_rlvr.training.progress import print_short_lines
 from rookworld_rlvr.training.results import (
     ANSWERS_AFTER,
     EVALUATION,
@@ -74,7 +72,6 @@ GROUPS = [
     DataArguments,
     LabelArguments,
     ModelConfig,
-    HealthArguments,
     RookWorldGRPOConfig,
     SuiteArguments,
 ]
@@ -84,7 +81,7 @@ def main(argv: Sequence[str]) -> None:
     started = time.perf_counter()
     parser = StrictParser(GROUPS, RECIPE)
     arguments = parser.parse_strictly(argv, check_recipe)
-    run_args, data_args, label_args, model_args, health_args, training_args, suite_args = arguments
+    run_args, data_args, label_args, model_args, training_args, suite_args = arguments
     output_dir = Path(training_args.output_dir)
     resolved = parser.resolved(*arguments)
     state = PartialState()
@@ -173,15 +170,15 @@ def main(argv: Sequence[str]) -> None:
         at = state.num_processes, checkpoint
         changed = open_provenance(output_dir, resolved, data, truth, *at)
         if "wandb" in training_args.report_to:
-            from rookworld_rlvr.training.dashboard import configure_wandb, run_tags
+            from rookworld_rlvr.training.dashboard import configure_wandb
 
-            tags = run_tags(data_args.tasks, model_args.model_name_or_path)
-            print(configure_wandb(output_dir, keep, tags, parser.recipe))
+            base = model_args.model_name_or_path
+            print(configure_wandb(output_dir, keep, data_args.tasks, base, parser.recipe))
     state.wait_for_everyone()
     interrupt = StopOnInterrupt()
     callbacks: list[TrainerCallback] = [interrupt]
-    if health_args.health:
-        from rookworld_rlvr.training.health.monitor import HealthCallback
+    if training_args.health:
+        from rookworld_rlvr.training.health import HealthCallback
 
         callbacks.insert(0, HealthCallback())
     if "wandb" in training_args.report_to:
@@ -225,8 +222,7 @@ def main(argv: Sequence[str]) -> None:
         close_provenance(output_dir, started, model.num_parameters())
         write_results(
             output_dir / RESULTS,
-            before,
-            after,
+            {"before": before, "after": after},
             preflight=asdict(trainer.preflight) if trainer.preflight else {},
             best_step=step,
             steps=trainer.state.global_step,
@@ -240,7 +236,6 @@ def main(argv: Sequence[str]) -> None:
             print(results_text(results))
         run = Run(
             command="grpo",
-            argv=argv,
             folder=output_dir,
             recipe=parser.values,
             base=model_args.model_name_or_path,
@@ -253,14 +248,18 @@ def main(argv: Sequence[str]) -> None:
             changed=changed,
             repository=repository,
         )
-        write_grpo_card(  # last: `is_finished` goes by it
+        write_card(  # last: a run with a card is finished
             run,
-            before,
-            after,
+            {name: result.value for name, result in after.items()},
+            ["grpo", "rlvr"],
+            adapters=model_args.use_peft,
+            before=before,
+            after=after,
+            answer_tokens=training_args.max_completion_length,
             args=training_args,
+            rewards=trained_rewards(training_args.rewards, data),
             step=step,
             steps=trainer.state.global_step,
-            adapters=model_args.use_peft,
         )
         print(before_after_table(before, after, compared(output_dir), reach))
         for line in pass_lines(trainer.heldout.right) if trainer.heldout.right else ():

@@ -32,13 +32,12 @@ from rookworld_rlvr.models.new import new_model, train_tokenizer
 from rookworld_rlvr.tasks.metrics import compare, limits, measured, scores
 from rookworld_rlvr.tasks.registry import join_row
 from rookworld_rlvr.tasks.text import END_OF_TEXT
+from rookworld_rlvr.training.callbacks import StopOnInterrupt, heldout_lines, print_short_lines
 from rookworld_rlvr.training.checkpoints import WholeCheckpoints
 from rookworld_rlvr.training.config import NewModelArguments, RookWorldSFTConfig, RunArguments
-from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb, run_tags
+from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb
 from rookworld_rlvr.training.hub import create_repository, push
-from rookworld_rlvr.training.interrupt import StopOnInterrupt
-from rookworld_rlvr.training.model_card import OwnCard, Run, write_model_card
-from rookworld_rlvr.training.progress import heldout_lines, print_short_lines
+from rookworld_rlvr.training.model_card import OwnCard, Run, write_card
 from rookworld_rlvr.training.results import before_after_table
 from rookworld_rlvr.training.run_folder import (
     goes_on,
@@ -111,8 +110,8 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
         at = state.num_processes, checkpoint
         changed = open_provenance(output_dir, resolved, data, None, *at)
         if "wandb" in sft_args.report_to:
-            tags = run_tags(data_args.tasks, model_args.model_name_or_path)
-            print(configure_wandb(output_dir, keep, tags, parser.recipe))
+            base = model_args.model_name_or_path
+            print(configure_wandb(output_dir, keep, data_args.tasks, base, parser.recipe))
     state.wait_for_everyone()
     interrupt = StopOnInterrupt()
     trainer = Trainer(
@@ -148,7 +147,6 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
         )
         run = Run(
             command="sft",
-            argv=argv,
             folder=output_dir,
             recipe=parser.values,
             base=None if new_args.new_model else model_args.model_name_or_path,
@@ -161,13 +159,14 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
             changed=changed,
             repository=repository,
         )
-        write_model_card(
+        write_card(
             run,
-            before,
-            after,
-            tags=["sft"],
-            answer_tokens=answer_tokens,
+            values,
+            ["sft"],
             adapters=model_args.use_peft,
+            before=before,
+            after=after,
+            answer_tokens=answer_tokens,
         )
         if repository is not None:
             print(push(repository, output_dir, sft_args))

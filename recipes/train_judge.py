@@ -29,12 +29,12 @@ from rookworld_rlvr.models.gpt2 import fuse_gelu
 from rookworld_rlvr.reports.judge import judge_report, pairs_text, report_text
 from rookworld_rlvr.rewards.judge import load_judge
 from rookworld_rlvr.rewards.judge_spec import JudgeSpec
+from rookworld_rlvr.training.callbacks import StopOnInterrupt
 from rookworld_rlvr.training.checkpoints import WholeCheckpoints
 from rookworld_rlvr.training.config import RookWorldRewardConfig, RunArguments
-from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb, run_tags
+from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb
 from rookworld_rlvr.training.hub import create_repository, push
-from rookworld_rlvr.training.interrupt import StopOnInterrupt
-from rookworld_rlvr.training.model_card import OwnCard, Run, write_judge_card
+from rookworld_rlvr.training.model_card import OwnCard, Run, write_card
 from rookworld_rlvr.training.run_folder import (
     goes_on,
     open_folder,
@@ -105,8 +105,8 @@ def main(argv: Sequence[str]) -> None:
         at = state.num_processes, checkpoint
         changed = open_provenance(output_dir, resolved, data, None, *at)
         if "wandb" in reward_args.report_to:
-            tags = run_tags(data_args.tasks, model_args.model_name_or_path)
-            print(configure_wandb(output_dir, keep, tags, parser.recipe))
+            base = model_args.model_name_or_path
+            print(configure_wandb(output_dir, keep, data_args.tasks, base, parser.recipe))
     state.wait_for_everyone()
     interrupt = StopOnInterrupt()
     trainer = Trainer(
@@ -140,7 +140,6 @@ def main(argv: Sequence[str]) -> None:
         print(report_text(report))
         run = Run(
             command="judge",
-            argv=argv,
             folder=output_dir,
             recipe=parser.values,
             base=model_args.model_name_or_path,
@@ -154,7 +153,11 @@ def main(argv: Sequence[str]) -> None:
             repository=repository,
         )
         example = (heldout[0].prompt, heldout[0].chosen)
-        write_judge_card(run, report, report_text(report), example)
+        pairs = {"all": report["pairs"], **report["pairs"]["by_kind"]}
+        shares = {f"pairs/{kind}": found["accuracy"] for kind, found in pairs.items()}
+        results = report_text(report)
+        kind = "text-classification"
+        write_card(run, shares, ["reward-model"], kind, results=results, example=example)
         if repository is not None:
             print(push(repository, output_dir, reward_args))
 

@@ -81,7 +81,7 @@ def check_recipe(*groups: Any) -> list[str]:
 
     A diagnosis has no `RunArguments`, and may write over the report of an earlier one.
     """
-    run_args, data_args, _, model_args, _, training_args, suite_args = groups
+    run_args, data_args, _, model_args, training_args, suite_args = groups
     faults = [] if run_args is None else check_output(training_args)
     if model_args is not None:
         faults += check_model_arguments(model_args)

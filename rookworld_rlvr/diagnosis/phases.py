@@ -23,8 +23,7 @@ from ..common.settings import Checked, setting
 from ..common.stats import wilson
 from ..tasks.metrics import compare, headline, rights, scores
 from ..tasks.registry import TASKS
-from ..training.health.monitor import Finding, HealthMonitor
-from ..training.health.rules import RULES, Severity
+from ..training.health import RULES, Finding, HealthMonitor, Severity
 from ..training.results import OWN_REWARDS
 from .trainer import MULTIPLES, DiagnosedTrainer
 

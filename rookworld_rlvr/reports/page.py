@@ -14,8 +14,8 @@ from ..common.stats import Estimate, Paired
 from ..evaluation.results import decoding_text
 from ..tasks.metrics import headline, headlines
 from ..tasks.registry import TASKS
-from ..training.changes import stretches, words
 from ..training.results import change_text, interval_text, limit_lines, value_text
+from ..training.resuming import stretches, words
 from .plots import COLOURS, heldout_plots, training_plots
 from .record import (
     Answer,

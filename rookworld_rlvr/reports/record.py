@@ -17,8 +17,7 @@ from ..common.stats import Paired
 from ..evaluation.pass_at_k import RightCounts, read_counts
 from ..tasks.metrics import Results
 from ..tasks.registry import TASKS
-from ..training.checkpoints import checkpoints
-from ..training.health.monitor import HEALTH_FILE
+from ..training.health import HEALTH_FILE
 from ..training.results import (
     ANSWERS_AFTER,
     ANSWERS_BEFORE,
@@ -31,8 +30,8 @@ from ..training.results import (
     RESULTS,
     compared,
     heldout_results,
-    read_estimates,
 )
+from ..training.resuming import checkpoints
 
 LEDGER = "ledger.jsonl"  # of `rookworld evolve`
 _STATE = "trainer_state.json"
@@ -158,7 +157,7 @@ def read_run(folder: Path, name: str) -> RunRecord:
         )
     saved = [f"{path.name}/{_STATE}" for path in checkpoints(folder)[-1:]]
     state = saved[0] if saved and not (folder / _STATE).is_file() else _STATE
-    results = {"heldout": {}, **read(RESULTS, {})}
+    results = read(RESULTS, {})
     before, after = (read(file, [], _json_lines) for file in (ANSWERS_BEFORE, ANSWERS_AFTER))
     answers = _pairs(before, after)
     if before and after and not answers:
@@ -168,7 +167,7 @@ def read_run(folder: Path, name: str) -> RunRecord:
         config,
         sessions=read(PROVENANCE, {}).get("sessions", ()),
         history=read(state, {}).get("log_history", ()),
-        before=heldout_results(results, "before") or read(HELDOUT_BEFORE, {}, read_estimates),
+        before=heldout_results(results or read(HELDOUT_BEFORE, {}), "before"),
         after=heldout_results(results, "after"),
         results={key: value for key, value in results.items() if key != "heldout"},
         answers=answers,

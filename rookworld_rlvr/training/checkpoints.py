@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections import defaultdict, deque
 from collections.abc import Mapping
@@ -26,16 +25,12 @@ from transformers.trainer_utils import (
     rotate_checkpoints,
 )
 
-from ..common.errors import RookWorldError
 from ..common.machine import use_threads
 
 MANIFEST = "manifest.json"
 
 
 SAVING = "_saving"  # the folder in a run's folder in which a checkpoint is written
-
-
-DAMAGED = "damaged-"  # goes before the name of a checkpoint that was set aside
 
 
 STATE = "trainer_state.json"
@@ -48,7 +43,7 @@ def seal(folder: Path) -> None:
     """Write a checkpoint's manifest, when everything else is on the disk to stay."""
     manifest = folder / MANIFEST
     files = {
-        path.relative_to(folder).as_posix(): _entry(path)
+        path.relative_to(folder).as_posix(): entry(path)
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path != manifest
     }
@@ -67,7 +62,7 @@ def publish(written: Path, final: Path) -> None:
     shutil.rmtree(written.parent)
 
 
-def _entry(path: Path) -> dict[str, Any]:
+def entry(path: Path) -> dict[str, Any]:
     """What the manifest says of a file."""
     return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
 
@@ -88,80 +83,9 @@ def _to_disk(path: Path) -> None:
         os.close(handle)
 
 
-def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, as a phrase that names the file; None if it is whole."""
-    if not (folder / MANIFEST).is_file():
-        return f"{MANIFEST} is missing"
-    try:
-        files = json.loads((folder / MANIFEST).read_text())["files"]
-        for name, known in files.items():
-            if not (folder / name).is_file():
-                return f"{name} is missing"
-            if _entry(folder / name) != known:
-                return f"{name} does not have its size and checksum"
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return f"{MANIFEST} is not readable"
-    return None
-
-
-def checkpoints(run: Path) -> list[Path]:
-    """The checkpoints in a run's folder, by step."""
-    found = run.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if run.is_dir() else ()
-    steps = {path: re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", path.name) for path in found}
-    numbered = {path: int(match[1]) for path, match in steps.items() if match and path.is_dir()}
-    return sorted(numbered, key=lambda path: numbered[path])
-
-
-def last_whole(run: Path) -> Path | None:
-    """The last whole checkpoint in a run's folder; None if it has no checkpoint at all.
-
-    What was being written when the run ended is removed. Damaged checkpoints are set aside, under
-    another name, so that they do not count for `save_total_limit`. Both are printed.
-
-    Raises:
-        RookWorldError: There are checkpoints, but none is whole.
-    """
-    unfinished = run / SAVING
-    if unfinished.is_dir():
-        names = ", ".join(sorted(path.name for path in unfinished.iterdir()))
-        print(f"{unfinished}: {names} was being written when the run ended; it is removed")
-        shutil.rmtree(unfinished)
-    damaged: dict[Path, str] = {}
-    for folder in reversed(checkpoints(run)):
-        if (fault := damage(folder)) is None:
-            _set_aside(damaged)
-            _check_best(folder)
-            print(f"going on from {folder}")
-            return folder
-        damaged[folder] = fault
-    if damaged:
-        told = "; ".join(f"{folder.name}: {fault}" for folder, fault in damaged.items())
-        raise RookWorldError(
-            f"resume_from_checkpoint: every checkpoint in {run} is damaged ({told}); restore one from "
-            f"a copy, or start anew with --resume_from_checkpoint false, which keeps {run} under "
-            "another name"
-        )
-    return None
-
-
-def _set_aside(damaged: Mapping[Path, str]) -> None:
-    for folder, fault in damaged.items():
-        aside = folder.with_name(DAMAGED + folder.name)
-        shutil.rmtree(aside, ignore_errors=True)
-        folder.rename(aside)
-        print(f"{folder} is damaged ({fault}) and left out; it is now {aside}")
-
-
-def _check_best(folder: Path) -> None:
-    """Set the best checkpoint so far aside if it is damaged; it would be loaded at the end."""
-    name = json.loads((folder / STATE).read_text()).get("best_model_checkpoint")
-    best = folder.with_name(Path(name).name) if name else folder
-    if best != folder and best.is_dir() and (fault := damage(best)) is not None:
-        print(
-            f"{best} was the best so far: unless a later one is better, the run ends with the weights "
-            "of its last step"
-        )
-        _set_aside({best: fault})
+def step_of(checkpoint: Path) -> int:
+    """The optimiser steps that a checkpoint has made."""
+    return int(json.loads((checkpoint / STATE).read_text())["global_step"])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -254,8 +178,8 @@ class WholeCheckpoints:
     def set_initial_training_values(self, *args: Any) -> Any:
         """Train no further after the last step: a run may be killed while it ends."""
         epochs, *others, max_steps = super().set_initial_training_values(*args)  # type: ignore[misc]
-        state = self.resumed_from and self.resumed_from / STATE
-        is_over = state and state.is_file() and _step(state) >= max_steps
+        folder = self.resumed_from
+        is_over = folder is not None and step_of(folder) >= max_steps
         return (0 if is_over else epochs, *others, max_steps)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -332,16 +256,9 @@ class _GoingOn(TrainerCallback):
         trainer.load_more(folder)
         # Log, evaluate and save as often as the arguments say, not as often as the checkpoint does.
         state.compute_steps(args, state.max_steps)
-        if state.global_step >= state.max_steps:
-            control.should_training_stop = True
         if folder is not None:
             trainer.take_arguments()
             trainer.load_between(folder)
-
-
-def _step(state: Path) -> int:
-    """The optimiser step of a checkpoint's state."""
-    return int(json.loads(state.read_text())["global_step"])
 
 
 def _plain(value: Any) -> Any:

@@ -87,6 +87,10 @@ def _must_be_true(otherwise: str) -> Check:
     return lambda value, name: [] if value else [f"{name}: {value!r} {otherwise}; leave it out"]
 
 
+def _token_faults(value: str, name: str) -> list[str]:
+    return [f"{name}: it would be written into the run's files; set HF_TOKEN or run hf auth login"]
+
+
 def _steps_faults(value: int, name: str) -> list[str]:
     if value == -1 or value >= 1:
         return []
@@ -111,6 +115,8 @@ _TRAINING_BOUNDS = {
     "dataloader_num_workers": Bounds(least=0),
     "eval_steps": Bounds(above=0),
     "gradient_accumulation_steps": Bounds(least=1),
+    "hub_strategy": Bounds(among=("end",)),  # the final model is pushed after the run
+    "hub_token": Bounds(check=_token_faults),
     "learning_rate": Bounds(least=0),
     "logging_steps": Bounds(above=0),
     "max_grad_norm": Bounds(least=0),
@@ -170,7 +176,7 @@ class TrainingDefaults:
     hub_strategy: HubStrategy | str = with_default(TrainingArguments, "hub_strategy", "end")
 
     def __post_init__(self) -> None:
-        faults = key_faults(self) + self._hub_faults() + self.faults()
+        faults = key_faults(self) + self.faults()
         try:
             super().__post_init__()  # type: ignore[misc]
         except ValueError as error:
@@ -183,17 +189,6 @@ class TrainingDefaults:
         if faults:
             raise ConfigurationError(faults)
         self.run_name = self.run_name or Path(self.output_dir).name  # type: ignore[attr-defined, has-type]
-
-    def _hub_faults(self) -> list[str]:
-        faults = []
-        if self.hub_token is not None:  # type: ignore[attr-defined]
-            faults.append(
-                "hub_token: the token would be written into the run's files; leave it out, and set "
-                "HF_TOKEN or run hf auth login"
-            )
-        if getattr(self.hub_strategy, "value", self.hub_strategy) != "end":
-            faults.append("hub_strategy: the final model is pushed after the run; leave it out")
-        return faults
 
     def faults(self) -> list[str]:
         """Faults that show only when several keys are compared, one sentence each."""
@@ -229,6 +224,7 @@ class RookWorldGRPOConfig(
         "Before training, check that the trainer's log-probs equal the sampler's and those without "
         "padding, and that the KL to the reference is 0; stop the run if not.",
     )
+    health: bool = setting(True, "Watch the run for problems, and report them with a remedy.")
     # Defaults that differ from TRL's and transformers': evaluate on held-out rows before and during
     # training, and keep the checkpoint that is best there.
     eval_on_start: bool = setting(

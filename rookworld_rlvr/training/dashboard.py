@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import uuid
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from transformers.integrations import WandbCallback
 from ..common.machine import machine
 from ..engine.truth import PolicyTruth
 from ..tasks.registry import TASKS
+from .callbacks import TableInterval
 from .glossary import STEP, dashboard_key
-from .progress import TableInterval
 
 # The hosts that `wandb login` writes to the netrc file: of version 0.31, and of earlier ones.
 _WANDB_URLS = ("https://api.forge.coreweave.com", "https://api.wandb.ai")
@@ -32,7 +32,7 @@ class RunConfigCallback(TrainerCallback):
 
     Args:
         recipe: The keys that were given; by itself, W&B knows only the trainer's arguments.
-        changed: What changed when the run was resumed, see `changes.stretches`.
+        changed: What changed when the run was resumed, see `resuming.stretches`.
     """
 
     def __init__(self, recipe: Mapping[str, Any], changed: Sequence[str] = ()) -> None:
@@ -148,13 +148,12 @@ def use_dashboard(trainer: Any, truth: PolicyTruth) -> None:
     ]
 
 
-def run_tags(tasks: Sequence[str], model: str | None) -> list[str]:
-    """The tags of a run: its tasks and its starting model; None stands for a new model."""
-    return [*tasks, Path(model or "new").name]
-
-
 def configure_wandb(
-    output_dir: Path, resume: bool, tags: Sequence[str] = (), group: str | None = None
+    output_dir: Path,
+    resume: bool,
+    tasks: Sequence[str] = (),
+    model: str | None = None,
+    group: str | None = None,
 ) -> str:
     """Set W&B up by its environment variables, so that it never asks, never fails and resumes a run.
 
@@ -163,7 +162,8 @@ def configure_wandb(
     Args:
         output_dir: Where the run's files and its id are written.
         resume: Use the id of the earlier run, if there is one.
-        tags: The run's tags: tasks and model.
+        tasks: The run's tasks; they are its tags.
+        model: Its starting model, another tag; None is a new model.
         group: The name of a group of runs: the recipe.
 
     Returns:
@@ -172,18 +172,20 @@ def configure_wandb(
     os.environ.setdefault("WANDB_PROJECT", "rookworld-rlvr")
     os.environ.setdefault("WANDB_DIR", str(output_dir))
     os.environ.setdefault("WANDB_SILENT", "true")
-    os.environ.setdefault("WANDB_TAGS", ",".join(tag.replace(",", " ")[:64] for tag in tags if tag))
+    tags = [*tasks, Path(model or "new").name]
+    os.environ.setdefault("WANDB_TAGS", ",".join(tag.replace(",", " ")[:64] for tag in tags))
     if group:
         os.environ.setdefault("WANDB_RUN_GROUP", group)
     if not has_wandb_key():
         os.environ.setdefault("WANDB_MODE", "offline")
     if (
         os.environ.get("WANDB_MODE") == "offline"
-    ):  # otherwise the tables' pictures would be in the home folder
+    ):  # else the tables' pictures are in the home folder
         os.environ.setdefault("WANDB_DATA_DIR", str(output_dir.absolute() / "wandb"))
     id_file = output_dir / _RUN_ID_FILE
     if "WANDB_RUN_ID" not in os.environ:
-        os.environ["WANDB_RUN_ID"] = _run_id(id_file, resume)
+        goes_on = resume and id_file.is_file()
+        os.environ["WANDB_RUN_ID"] = id_file.read_text() if goes_on else secrets.token_hex(4)
         os.environ.setdefault("WANDB_RESUME", "allow")
     id_file.write_text(os.environ["WANDB_RUN_ID"])
     mode = os.environ.get("WANDB_MODE", "online")
@@ -203,9 +205,3 @@ def has_wandb_key() -> bool:
         return True
     given = os.environ.get("WANDB_BASE_URL")
     return any(get_netrc_auth(url) for url in ([given] if given else _WANDB_URLS))
-
-
-def _run_id(id_file: Path, resume: bool) -> str:
-    if resume and id_file.is_file():
-        return id_file.read_text().strip()
-    return uuid.uuid4().hex[:8]  # W&B's own ids look like this

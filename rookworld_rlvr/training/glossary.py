@@ -25,28 +25,6 @@ SECTIONS: Mapping[str, str] = _CONTENT["sections"]
 STEP = "train/global_step"  # transformers' name for the x-axis
 
 
-_NAMES: Mapping[str, str] = {
-    "reward": "reward/mean",
-    "reward_std": "reward/std",
-    "frac_reward_zero_std": "reward/zero_std_share",
-    "kl": "kl/mean",
-    "step_time": "time/step",
-    "eval_runtime": "time/evaluation",
-    "train_runtime": "time/train",
-    "train_samples_per_second": "time/samples_per_second",
-    "train_steps_per_second": "time/steps_per_second",
-    "train_loss": "train/loss_mean",
-}
-
-
-_FOLDERS: Mapping[str, str] = {
-    "rewards": "reward",
-    "engine": "health/engine",
-    "preflight": "health/preflight",
-    "judge": "reward/judge",
-}
-
-
 def dashboard_key(name: str) -> str:
     """The dashboard's key for a metric of the trainer's log; the section is `train` if it has no other.
 
@@ -57,13 +35,13 @@ def dashboard_key(name: str) -> str:
     >>> dashboard_key("grad_norm")
     'train/grad_norm'
     """
-    if name in _NAMES:
-        return _NAMES[name]
+    if name in _CONTENT["names"]:
+        return str(_CONTENT["names"][name])
     if name.startswith("eval_"):
         return f"eval/{name.removeprefix('eval_')}"
     head, slash, rest = name.partition("/")
-    if slash and head in _FOLDERS:
-        return f"{_FOLDERS[head]}/{rest}"
+    if slash and head in _CONTENT["folders"]:
+        return f"{_CONTENT['folders'][head]}/{rest}"
     return name if slash and head in SECTIONS else f"train/{name}"
 
 

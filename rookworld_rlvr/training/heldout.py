@@ -16,7 +16,7 @@ from ..common.stats import Estimate, Kind, estimate
 from ..models.decoding import shared
 from ..tasks.metrics import Results, evaluate_completions, headline
 from .answering import decode, score
-from .results import ANSWERS_BEFORE, HELDOUT_BEFORE, OWN_REWARDS, write_estimates
+from .results import ANSWERS_BEFORE, HELDOUT_BEFORE, OWN_REWARDS, write_results
 from .run_folder import write_answers
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class HeldoutEvaluation:
         if is_first:
             self.before = self.results
             if self.trainer.accelerator.is_main_process:
-                write_estimates(Path(self.folder) / HELDOUT_BEFORE, self.results)
+                write_results(Path(self.folder) / HELDOUT_BEFORE, {"before": self.results})
                 write_answers(Path(self.folder) / ANSWERS_BEFORE, rows, self.completions)
         metrics = {name: result.value for name, result in self.results.items()}
         metrics["overall"] = headline(self.results)

@@ -27,9 +27,8 @@ from ..models.decoding import ANSWER_TOKENS, Decoding, complete, shared
 from ..tasks.metrics import evaluate_completions
 from ..tasks.registry import TASKS, is_right
 from ..tasks.types import values_by_move
-from .answering import answering, decode
+from .answering import answering, decode, is_sharded
 from .results import HELDOUT_PASS
-from .sharding import is_sharded
 
 PASS_ROWS = 200  # of each task, always the same ones
 
@@ -117,16 +116,15 @@ def pass_lines(measured: Measured) -> list[str]:
     before, after = measured.get("before", {}), measured.get("after", {})
     lines = []
     for task, counts in after.items():
-        old = before[task].estimates() if task in before else {}
-        new, top = counts.estimates(), f"pass@{counts.samples}"
-        told = (GREEDY_SHARE, "pass@1", f"majority@{counts.samples}", top)
+        top = f"pass@{counts.samples}"
+        shown = (GREEDY_SHARE, "pass@1", f"majority@{counts.samples}", top)
+        sides = [side[task].estimates() for side in (before, after) if task in side]
         shares = [
-            f"{name} {f'{old[name].value:.1%} -> ' if old else ''}{new[name].value:.1%}"
-            for name in dict.fromkeys(told)
-            if name in new and (not old or name in old)
+            f"{name} {' -> '.join(f'{side[name].value:.1%}' for side in sides)}"
+            for name in dict.fromkeys(shown)
         ]
         change = ""
-        if old:
+        if task in before:
             found = before[task].compare(counts)[top]
             points = [100 * number for number in (found.difference, found.low, found.high)]
             change = " ({:+.1f} points [{:+.1f}, {:+.1f}])".format(*points)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +13,7 @@ from typing import Any
 
 import yaml
 from datasets import Dataset
-from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from .. import __version__
@@ -24,7 +23,6 @@ from ..data.loading import LoadedData
 from ..data.sources import PACKAGED_DATA, dataset_file
 from ..models.loading import PACKAGED_MODEL, resolve_model_path
 from ..rewards.registry import tasks_of
-from ..tasks.metrics import Results
 from ..tasks.registry import TASKS
 from .results import CARD, interval_text, value_text
 from .run_folder import open_weights
@@ -70,7 +68,6 @@ class Run:
 
     Args:
         command: The command that ran it: ``grpo``, ``sft`` or ``judge``.
-        argv: The command's arguments.
         folder: The run's folder, where the card is written.
         recipe: The keys that were given, from the YAML file and the command line.
         base: The starting model; None for a model from scratch.
@@ -80,12 +77,11 @@ class Run:
         seconds: How long it took, counted from the last resume.
         processes: The number of processes that trained together.
         resumed: Whether it was resumed from a checkpoint.
-        changed: What changed when it was resumed, see `changes.stretches`.
+        changed: What changed when it was resumed, see `resuming.stretches`.
         repository: The repository on the Hub that it is pushed to; None if it is not pushed.
     """
 
     command: str
-    argv: Sequence[str]
     folder: Path
     recipe: Mapping[str, Any]
     base: str | None
@@ -105,113 +101,32 @@ class Run:
 
 
 # --------------------------------------------------------------------------------------------------
-# A card for each kind
+# The card
 # --------------------------------------------------------------------------------------------------
-def write_grpo_card(
-    run: Run,
-    before: Results,
-    after: Results,
-    *,
-    args: Any,
-    step: int,
-    steps: int,
-    adapters: bool = False,
-) -> None:
-    """Write the card of a GRPO run.
-
-    Args:
-        run: The run.
-        before: Held-out results of the starting model.
-        after: Held-out results of the saved model.
-        args: The `RookWorldGRPOConfig`.
-        step: The optimiser step of the saved model.
-        steps: The number of optimiser steps made.
-        adapters: Whether adapters were trained.
-    """
-    trained = {task for task, rows in run.data.report.train.items() if rows}
-    write_model_card(
-        run,
-        before,
-        after,
-        tags=["grpo", "rlvr"],
-        answer_tokens=args.max_completion_length,
-        adapters=adapters,
-        criterion=args.metric_for_best_model if args.load_best_model_at_end else None,
-        step=step,
-        steps=steps,
-        rewards=[_reward(spec) for spec in args.rewards if tasks_of([spec]) & trained],
-        generations=args.num_generations,
-        start_share=args.start_share,
-    )
-
-
-def write_model_card(
-    run: Run,
-    before: Results,
-    after: Results,
-    *,
-    tags: Sequence[str],
-    adapters: bool = False,
-    **values: Any,
-) -> None:
-    """Write the card of a language model.
-
-    Args:
-        run: The run.
-        before: Held-out results of the starting model; empty for a model from scratch.
-        after: Held-out results of the saved model.
-        tags: For the Hub.
-        adapters: Whether adapters were trained.
-        values: What else the kind's template names: `answer_tokens`, the most of an answer.
-    """
-    _write(
-        run,
-        {name: found.value for name, found in after.items()},
-        tags,
-        "text-generation",
-        "peft" if adapters and run.repository else "transformers",
-        before=before,
-        after=after,
-        adapters=adapters,
-        **values,
-    )
-
-
-def write_judge_card(
-    run: Run, report: Mapping[str, Any], report_text: str, example: tuple[str, str]
-) -> None:
-    """Write the card of a judge.
-
-    Args:
-        run: The run.
-        report: The result of `reports.judge.judge_report`.
-        report_text: The report as Markdown.
-        example: A held-out prompt and an answer to it.
-    """
-    pairs = {"all": report["pairs"], **report["pairs"]["by_kind"]}
-    shares = {f"pairs/{kind}": found["accuracy"] for kind, found in pairs.items()}
-    kind = "text-classification"
-    _write(run, shares, ["reward-model"], kind, results=report_text, example=example)
-
-
-# --------------------------------------------------------------------------------------------------
-# Metadata
-# --------------------------------------------------------------------------------------------------
-def _write(
+def write_card(
     run: Run,
     shares: Mapping[str, float],
     tags: Sequence[str],
-    kind: str,
-    library: str = "transformers",
+    kind: str = "text-generation",
+    adapters: bool = False,
     **values: Any,
 ) -> None:
-    """Write header and text. What is not on the Hub is named in the text only."""
+    """Write the card of a run. What is not on the Hub is named in its text only.
+
+    Args:
+        run: The run.
+        shares: Held-out results of the saved model, for the header.
+        tags: For the Hub.
+        kind: The Hub's name for what the model does.
+        adapters: Whether adapters were trained.
+        values: What else the kind's template names, such as `before` and `after`, the held-out results.
+    """
     name = public(run.dataset) or "synthetic rows"
     data = ModelCardData(
-        **_licence(run),
+        license=_licence(run),
         base_model=run.base if run.base and _is_on_hub(run.base) else None,
         datasets=[run.dataset] if _is_hub_dataset(run.dataset) else None,
-        library_name=library,
+        library_name="peft" if adapters and run.repository else "transformers",
         pipeline_tag=kind,
         tags=["chess", "rookworld", *tags, "trl"],
         model_name=run.name,
@@ -225,10 +140,11 @@ def _write(
     body = render(
         f"{run.command}_card.md",
         run=run,
-        licence=data.license_name or data.license,
+        licence=data.license,
         version=__version__,
         interval_text=interval_text,
         value_text=value_text,
+        adapters=adapters,
         **_sources(run),
         **_made(run),
         **values,
@@ -245,19 +161,15 @@ def _is_hub_dataset(name: str) -> bool:
     return dataset_file(name) is None and _is_on_hub(name)
 
 
-def _licence(run: Run) -> dict[str, Any]:
-    """The base model's licence, as keys of the header; empty if it is not known."""
+def _licence(run: Run) -> str | None:
+    """The licence, as a base model in a folder says in its own card; None if it is not known."""
     if run.base is None:
-        return {"license": LICENCE} if run.dataset in ("", *PACKAGED_DATA) else {}
+        return LICENCE if run.dataset in ("", *PACKAGED_DATA) else None
     card = Path(resolve_model_path(run.base)) / CARD
     found: Any = None
     if card.is_file():
-        found = ModelCard.load(card, ignore_metadata_errors=True).data
-    elif _is_on_hub(run.base):
-        with suppress(Exception):  # whatever the HTTP library raises: then it is not known
-            found = HfApi().model_info(run.base, timeout=10).card_data
-    keys = ("license", "license_name", "license_link")
-    return {key: found.get(key) for key in keys if found and found.get(key)}
+        found = ModelCard.load(card, ignore_metadata_errors=True).data.get("license")
+    return found  # type: ignore[no-any-return]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -311,19 +223,27 @@ def _examples(heldout: Dataset) -> list[tuple[str, str]]:
     ]
 
 
-def _reward(spec: Mapping[str, Any]) -> tuple[str, float, str]:
-    options = {key: value for key, value in spec.items() if key not in ("name", "weight")}
-    words = ", ".join(f"{key} {public(value)}" for key, value in options.items())
-    return public(spec["name"]), float(spec.get("weight", 1.0)), words
+def trained_rewards(
+    specs: Sequence[Mapping[str, Any]], data: LoadedData
+) -> list[tuple[str, float, str]]:
+    """Name, weight and options of the rewards of tasks that have rows."""
+    tasks = {task for task, rows in data.report.train.items() if rows}
+    return [
+        (
+            public(spec["name"]),
+            float(spec.get("weight", 1.0)),
+            ", ".join(f"{k} {public(v)}" for k, v in spec.items() if k not in ("name", "weight")),
+        )
+        for spec in specs
+        if tasks_of([spec]) & tasks
+    ]
 
 
 def _made(run: Run) -> dict[str, Any]:
     """How the model was made, without the paths of the machine."""
     here = machine()
-    launcher = ["--num_processes", str(run.processes)] if run.processes > 1 else []
     return {
         "model_id": run.repository or public(str(run.folder)),
-        "command": shlex.join(["rookworld", run.command, *launcher, *map(_public_word, run.argv)]),
         "duration": f"{run.seconds / 60:.0f} minutes",
         "hardware": ", ".join(here["devices"]) or f"{here['cores']} CPU cores",
         "versions": ", ".join(f"{name} {here['versions'][name]}" for name in _VERSIONS)
@@ -331,12 +251,6 @@ def _made(run: Run) -> dict[str, Any]:
         "changed": [*map(public, run.changed)],
         "recipe": yaml.safe_dump(public(dict(run.recipe)), sort_keys=False, width=1000).strip(),
     }
-
-
-def _public_word(word: str) -> str:
-    """A word of a command line, as `public`."""
-    flag, equals, value = word.partition("=")
-    return f"{flag}={public(value)}" if equals and flag.startswith("--") else str(public(word))
 
 
 def public(value: Any) -> Any:

@@ -32,8 +32,6 @@ TOLERANCE_HALF = 5e-2
 # vLLM rounds in other places; a wrong weight or temperature shows by whole nats.
 TOLERANCE_HALF_VLLM = 0.5
 
-LogProbs = Callable[..., Any]
-
 
 class PreflightError(RookWorldError):
     """The trainer's log-probs differ from the sampler's, or the policy from the reference."""
@@ -46,13 +44,6 @@ class Parity:
     alone_gap: float  # largest |trainer's log-prob - that of the row alone, unpadded|, over tokens
     sampler_gap: float  # largest |trainer's log-prob - sampler's|, over tokens
     reference_kl: float  # KL from policy to reference by the k3 estimator; 0 without a reference
-
-    def describe(self) -> str:
-        """The three numbers in words."""
-        return (
-            f"gap to each row alone {self.alone_gap:.2g}, gap to the sampler {self.sampler_gap:.2g}, "
-            f"KL to the reference {self.reference_kl:.2g}"
-        )
 
     def faults(self, tolerance: float, sampler: float | None = None) -> list[str]:
         """The numbers that are over the tolerance or not finite, as phrases.
@@ -90,7 +81,11 @@ class PreflightCallback(TrainerCallback):
         allowed = f"{tolerance:g} nats"
         if sampler != tolerance:
             allowed += f", {sampler:g} for vLLM's"
-        said = f"preflight: {parity.describe()} (tolerance {allowed})"
+        said = (
+            f"preflight: gap to each row alone {parity.alone_gap:.2g}, gap to the sampler "
+            f"{parity.sampler_gap:.2g}, KL to the reference {parity.reference_kl:.2g} (tolerance "
+            f"{allowed})"
+        )
         trainer.accelerator.print(wrapped(said))
         if faults := parity.faults(tolerance, sampler):
             raise PreflightError(
@@ -144,7 +139,7 @@ def mixed_length_prompts(trainer: GRPOTrainer) -> list[str]:
 
 @torch.no_grad()
 def measure_parity(
-    trainer: GRPOTrainer, prompts: Sequence[str], log_probs: LogProbs | None = None
+    trainer: GRPOTrainer, prompts: Sequence[str], log_probs: Callable[..., Any] | None = None
 ) -> Parity:
     """Compare a trainer's log-probs with those of the sampler and of each row alone.
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,33 +115,30 @@ def tie_lines(before: Results, after: Results, pairs: Mapping[str, Paired]) -> l
     return ["", *map(wrapped, lines)] if lines else []
 
 
-def write_results(
-    path: Path,
-    before: Results,
-    after: Results,
-    **extra: Any,
-) -> None:
-    """Write the table's numbers as JSON, and other numbers."""
+def write_results(path: Path, sides: Mapping[str, Results], **extra: Any) -> None:
+    """Write held-out results as JSON, and other numbers.
+
+    Args:
+        path: The file.
+        sides: Results by when they were measured: ``before`` training, and ``after`` it.
+        extra: What else the file has.
+    """
+    *_, last = sides.values()
     results = {
         name: {
-            "before": before[name].value,
-            "after": after[name].value,
-            "n": after[name].n,
-            "interval_before": list(map(_plain, before[name].interval)),
-            "interval_after": list(map(_plain, after[name].interval)),
+            "n": last[name].n,
+            **{when: found[name].value for when, found in sides.items()},
+            **{f"interval_{when}": _interval(found[name]) for when, found in sides.items()},
         }
-        for name in measured_twice(before, after)
+        for name in last
+        if all(name in found for found in sides.values())
     }
     replace_text(path, json.dumps({"heldout": results, **extra}, indent=2) + "\n")
 
 
-def _plain(number: float) -> float | None:
-    """A number for JSON, which has no nan: a bound for which the items are too alike is null."""
-    return None if number != number else number
-
-
-def _numbers(values: Iterable[float | None]) -> list[Any]:
-    return [math.nan if value is None else value for value in values]
+def _interval(result: Estimate) -> list[float | None]:
+    """An interval for JSON, which has no nan: a bound for which the items are too alike is null."""
+    return [None if math.isnan(bound) else bound for bound in result.interval]
 
 
 def heldout_results(content: Mapping[str, Any], when: str) -> dict[str, Estimate]:
@@ -152,22 +148,11 @@ def heldout_results(content: Mapping[str, Any], when: str) -> dict[str, Estimate
         content: The file's content.
         when: ``before`` or ``after``.
     """
-    return {
-        name: Estimate(*_numbers([entry[when], *entry[f"interval_{when}"], entry["n"]]))
-        for name, entry in content["heldout"].items()
-    }
-
-
-def write_estimates(path: Path, results: Results) -> None:
-    """Write held-out results for a run that is resumed later."""
-    numbers = {name: list(map(_plain, astuple(result))) for name, result in results.items()}
-    replace_text(path, json.dumps(numbers) + "\n")
-
-
-def read_estimates(path: Path) -> dict[str, Estimate]:
-    """Read a file of `write_estimates`."""
-    content = json.loads(path.read_text())
-    return {name: Estimate(*_numbers(numbers)) for name, numbers in content.items()}
+    results = {}
+    for name, entry in content.get("heldout", {}).items():
+        low, high = (math.nan if bound is None else bound for bound in entry[f"interval_{when}"])
+        results[name] = Estimate(entry[when], low, high, entry["n"])
+    return results
 
 
 def measured_twice(before: Results, after: Results) -> list[str]:

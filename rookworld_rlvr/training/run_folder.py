@@ -29,8 +29,6 @@ from ..engine.truth import PolicyTruth
 from ..tasks.metrics import Results, evaluate_completions
 from ..tasks.registry import score_row
 from ..tasks.types import values_by_move
-from .changes import changed_keys, changed_words, differences, sessions_of, step_of, stretches
-from .checkpoints import checkpoints, damage, last_whole
 from .results import (
     ADAPTER,
     CARD,
@@ -38,11 +36,8 @@ from .results import (
     OWN_REWARDS,
     PROVENANCE,
     RESOLVED_CONFIG,
-    read_estimates,
+    heldout_results,
 )
-
-# Shards of weights and optimiser that torch and DeepSpeed read with the whole of pickle.
-_PICKLED_SHARDS = ("*/.metadata", "global_step*")
 
 
 def resume_point(wish: str | None, output_dir: Path, resolved: str) -> Path | None:
@@ -56,91 +51,24 @@ def resume_point(wish: str | None, output_dir: Path, resolved: str) -> Path | No
 
     Raises:
         RookWorldError: There is no checkpoint where one was asked for, or none that is whole, or it
-            could run code, see `refuse_foreign_shards`, or it was trained with other values of keys that
-            cannot change, see `changes.FREE`.
+            could run code (`resuming.refuse_foreign_shards`), or it was trained with other values of
+            keys that cannot change (`resuming.FREE`).
         SystemExit: For ``auto``, the very run that is asked for is finished.
     """
+    if wish is None or wish.lower() in ("false", "none"):
+        return None
+    from .resuming import find
+
     found: list[Any] = [None]
     if PartialState().is_main_process:
         try:
-            found = [_resume_point((wish or "false"), output_dir, resolved)]
+            found = [find(wish, output_dir, resolved)]
         except (RookWorldError, SystemExit) as error:
             found = [error]
     (point,) = broadcast_object_list(found)
     if isinstance(point, BaseException):
         raise point
     return point  # type: ignore[no-any-return]
-
-
-def _resume_point(wish: str, output_dir: Path, resolved: str) -> Path | None:
-    if wish.lower() in ("false", "none"):
-        return None
-    is_auto = wish.lower() == "auto"
-    if is_auto and is_finished(output_dir):
-        _end_if_the_same(output_dir, resolved)
-        return None
-    if is_auto or wish.lower() == "true":
-        if found := checkpoints(output_dir):
-            changed_keys(found[-1], resolved)  # may refuse, before anything is touched
-        folder = last_whole(output_dir)
-        if folder is None and is_auto:
-            print(f"no checkpoint in {output_dir} yet: the run starts at step 0")
-            return None
-        if folder is None:
-            raise RookWorldError(
-                f"resume_from_checkpoint: no checkpoint in {output_dir}; give auto to start a new run "
-                "where there is none, or a folder checkpoint-N"
-            )
-    else:
-        folder = Path(wish)
-        if fault := damage(folder):
-            raise RookWorldError(
-                f"resume_from_checkpoint: {wish!r} is damaged or no checkpoint ({fault}); give a folder "
-                f"checkpoint-N, or true for the last whole checkpoint in {output_dir}"
-            )
-        changed_keys(folder, resolved)  # may refuse
-    refuse_foreign_shards(folder, output_dir)
-    return folder
-
-
-def is_finished(output_dir: Path) -> bool:
-    """Whether the run in a folder has ended, and not been resumed since: its card is written last."""
-    return _is_run(output_dir) and (output_dir / CARD).is_file()
-
-
-def _end_if_the_same(output_dir: Path, resolved: str) -> None:
-    """End the command if the finished run in a folder is the one that is asked for."""
-    before = (output_dir / RESOLVED_CONFIG).read_text(encoding="utf-8")
-    if other := differences(before, resolved):
-        print(
-            f"the run in {output_dir} is finished, and had other keys ({changed_words(other)}): a new "
-            "run starts"
-        )
-        return
-    print(
-        f"the run in {output_dir} is finished; see its {CARD}. To run it once more, give "
-        "--resume_from_checkpoint false, which keeps this one under another name; to train on, give "
-        "--resume_from_checkpoint true and a larger max_steps: the learning rate goes on where a "
-        "schedule over so many steps has it"
-    )
-    raise SystemExit(0)
-
-
-def refuse_foreign_shards(checkpoint: Path, output_dir: Path) -> None:
-    """Refuse a sharded checkpoint from elsewhere, which could run code when a run is resumed from it.
-
-    All other files transformers reads with ``weights_only=True``, which runs nothing.
-
-    Raises:
-        RookWorldError: It is sharded and not from the run's own folder.
-    """
-    shards = [path for pattern in _PICKLED_SHARDS for path in checkpoint.glob(pattern)]
-    if shards and not goes_on(output_dir, checkpoint):
-        raise RookWorldError(
-            f"resume_from_checkpoint: {str(checkpoint)!r} is sharded, and its shards are pickles, which "
-            f"can run code; if it is your own, move it into {str(output_dir)!r}, or save with "
-            "fsdp_state_dict_type: FULL_STATE_DICT"
-        )
 
 
 def goes_on(output_dir: Path, checkpoint: Path | None) -> bool:
@@ -150,7 +78,7 @@ def goes_on(output_dir: Path, checkpoint: Path | None) -> bool:
 
 def foreign_faults(output_dir: Path) -> list[str]:
     """A fault if the folder holds files that are not a run's."""
-    if not output_dir.is_dir() or _is_empty(output_dir) or _is_run(output_dir):
+    if not output_dir.is_dir() or _is_empty(output_dir) or (output_dir / RESOLVED_CONFIG).is_file():
         return []
     return [
         f"output_dir: {str(output_dir)!r} holds files that are not from a run; give another folder"
@@ -160,10 +88,6 @@ def foreign_faults(output_dir: Path) -> list[str]:
 def _is_empty(folder: Path) -> bool:
     """Whether a folder holds nothing but what a kill may have left of its first file."""
     return all(path.name.startswith(f"{RESOLVED_CONFIG}.") for path in folder.iterdir())
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / RESOLVED_CONFIG).is_file()
 
 
 def open_folder(output_dir: Path, keep: bool, resolved: str, quarantine: Path) -> None:
@@ -189,22 +113,17 @@ def open_folder(output_dir: Path, keep: bool, resolved: str, quarantine: Path) -
     if faults := foreign_faults(output_dir):
         raise RookWorldError(*faults)
     if output_dir.is_dir() and not _is_empty(output_dir) and not keep:
-        _move_aside(output_dir)
+        folder, number = output_dir.resolve(), 1
+        while (old := folder.with_name(f"{folder.name}.{number}")).exists():
+            number += 1
+        folder.rename(old)
+        print(f"the earlier run in {output_dir} is now {output_dir}.{number}")
     output_dir.mkdir(parents=True, exist_ok=True)
     (output_dir / CARD).unlink(missing_ok=True)  # the run is not finished any more
     if not keep:
         replace_text(output_dir / RESOLVED_CONFIG, resolved)
     if quarantine.is_file():
         quarantine.replace(output_dir / "quarantine.jsonl")
-
-
-def _move_aside(output_dir: Path) -> None:
-    folder = output_dir.resolve()
-    number = 1
-    while (old := folder.with_name(f"{folder.name}.{number}")).exists():
-        number += 1
-    folder.rename(old)
-    print(f"the earlier run in {output_dir} is now {output_dir}.{number}")
 
 
 def quarantine_path(output_dir: Path) -> Path:
@@ -221,7 +140,7 @@ def starting_point(output_dir: Path, checkpoint: Path | None, heldout: Dataset) 
     path = output_dir / HELDOUT_BEFORE
     if not goes_on(output_dir, checkpoint) or not path.is_file():
         return None
-    before = read_estimates(path)
+    before = heldout_results(json.loads(path.read_text()), "before")
     counted = {
         name: result.n for name, result in before.items() if not name.startswith(OWN_REWARDS)
     }
@@ -280,7 +199,7 @@ def open_provenance(
         resumed_from: The checkpoint that the run is resumed from.
 
     Returns:
-        What changed in the run's configuration, see `changes.stretches`.
+        What changed in the run's configuration, see `resuming.stretches`.
     """
     source = truth.labeller.source if truth is not None and truth.labeller is not None else None
     session = {
@@ -296,6 +215,9 @@ def open_provenance(
     }
     sessions, history = [session], []
     if resumed_from is not None:
+        from .checkpoints import step_of
+        from .resuming import changed_keys, sessions_of, stretches
+
         session |= {
             "from_step": step_of(resumed_from),
             "changed": changed_keys(resumed_from, resolved),

@@ -30,6 +30,7 @@ from ..rewards.guard import RewardFaultArguments, RewardGuard
 from ..rewards.registry import get_reward_funcs
 from ..tasks.registry import task_of
 from ..tasks.task import Sampling
+from .callbacks import TableInterval, escape_for_terminal
 from .checkpoints import WholeCheckpoints
 from .heldout import HeldoutEvaluation
 from .model_card import OwnCard
@@ -39,8 +40,6 @@ from .parts.registry import parts_of, sampler_starts
 from .parts.sampling import draws_itself, rollout, samplings_of
 from .parts.steps import StepTimes
 from .preflight import Parity, PreflightCallback
-from .progress import TableInterval, escape_for_terminal
-from .sharding import check_layout
 
 PARTS_STATE = "control_state.json"  # in a checkpoint, what the parts have learnt
 
@@ -324,7 +323,10 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Refuse a checkpoint that this way of sharding could not read."""
-        check_layout(self, resume_from_checkpoint)
+        if isinstance(resume_from_checkpoint, str):
+            from .resuming import check_layout
+
+            check_layout(self, resume_from_checkpoint)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -425,7 +425,7 @@ def test_the_best_checkpoints_suite_must_run() -> None:
     args = RookWorldGRPOConfig(
         rewards=rewards, use_cpu=True, bf16=False, metric_for_best_model=metric
     )
-    others = (None,) * 5
+    others = (None,) * 4
     (fault,) = check_recipe(*others, args, SuiteArguments(suites=["policy"]))
     assert "is not measured; add its task to `tasks`, or its suite to `suites`" in fault
     assert not check_recipe(*others, args, SuiteArguments(suites=["self_play"]))

@@ -110,7 +110,7 @@ def test_a_judge_of_a_task_judges_that_task(folder: str) -> None:
     rewards = [{"name": "judge", "model": "x", "tasks": ["environment"]}]
     assert tasks_of(rewards) == {"environment"}
     training = RookWorldGRPOConfig(rewards=rewards, report_to=[], use_cpu=True, bf16=False)
-    others = (None, ModelConfig("rookworld-nano"), None, training, None)
+    others = (None, ModelConfig("rookworld-nano"), training, None)
     assert check_recipe(None, DataArguments(tasks=["environment"]), *others) == []
     (fault,) = check_recipe(None, DataArguments(), *others)
     assert "there is no reward for the task 'policy'" in fault

@@ -1,7 +1,6 @@
 """Run by two processes: what is measured at a run's end, of a policy and of another starting model.
 
-``process<rank>.json`` holds the held-out results, and how many
-of its sampled answers are right.
+``process<rank>.json`` holds the held-out results, and how many of the sampled answers are right.
 
 accelerate launch --cpu --num_processes 2 --module tests.training.measured_on_two FOLDER
 """

@@ -20,7 +20,7 @@ from accelerate import Accelerator, PartialState
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import complete
-from rookworld_rlvr.training.sharding import gathered
+from rookworld_rlvr.training.answering import gathered
 
 from .sharded import configure
 

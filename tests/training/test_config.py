@@ -14,7 +14,6 @@ from rookworld_rlvr.data.loading import DataArguments
 from rookworld_rlvr.engine.truth import LabelArguments
 from rookworld_rlvr.evaluation.registry import SuiteArguments
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
-from rookworld_rlvr.training.health.rules import HealthArguments
 
 from ..conftest import script
 
@@ -30,7 +29,7 @@ GOOD: dict[str, Any] = {
 def parse(tmp_path: Path, recipe: dict[str, Any], *argv: str) -> tuple[Any, ...]:
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
-    groups = [RunArguments, DataArguments, LabelArguments, ModelConfig, HealthArguments]
+    groups = [RunArguments, DataArguments, LabelArguments, ModelConfig]
     parser = StrictParser([*groups, RookWorldGRPOConfig, SuiteArguments])
     return parser.parse_strictly(["--config", str(path), *argv], check_recipe)
 
@@ -44,7 +43,7 @@ def faults_of(tmp_path: Path, recipe: dict[str, Any], *argv: str) -> list[str]:
 class TestValues:
     def test_recipe_and_overrides(self, tmp_path: Path) -> None:
         recipe = {**GOOD, "learning_rate": "1e-6", "max_steps": 7, "lora_r": 4}
-        run, data, _, model, _, training, _ = parse(
+        run, data, _, model, training, _ = parse(
             tmp_path, recipe, "--max_steps", "3", "--tasks", "environment", "policy", "--dry_run"
         )
         assert training.learning_rate == 1e-6, "PyYAML reads 1e-6 as a text"
@@ -54,15 +53,10 @@ class TestValues:
         assert model.lora_r == 4
         assert training.reward_weights == [1.0, 0.5]
 
-    @pytest.mark.parametrize("given", ["[environment,policy]", '["environment", "policy"]'])
-    def test_a_list_can_be_given_as_in_a_recipe(self, tmp_path: Path, given: str) -> None:
-        _, data, *_ = parse(tmp_path, GOOD, "--tasks", given)
-        assert data.tasks == ["environment", "policy"]
-
     def test_rewards_and_shares_can_be_given_as_json(self, tmp_path: Path) -> None:
         rewards = '[{"name": "graduated", "shaping": "linear", "weight": 2}]'
         argv = ["--rewards", rewards, "--synthetic_shares", '{"openings": 1.0}']
-        _, data, _, _, _, training, _ = parse(tmp_path, GOOD, *argv)
+        _, data, _, _, training, _ = parse(tmp_path, GOOD, *argv)
         assert training.reward_weights == [2.0]
         assert data.synthetic_shares == {"openings": 1.0}
 
@@ -70,13 +64,6 @@ class TestValues:
     def test_a_reward_can_be_given_by_its_name(self, tmp_path: Path, given: str) -> None:
         *_, training, _ = parse(tmp_path, GOOD, "--rewards", given)
         assert training.rewards == [{"name": "graduated"}]
-
-    def test_defaults_that_differ_from_trls(self, tmp_path: Path) -> None:
-        training = parse(tmp_path, GOOD)[-2]
-        assert training.disable_dropout is True
-        assert training.remove_unused_columns is False
-        assert training.load_best_model_at_end is True
-        assert RookWorldGRPOConfig.report_to == "wandb"
 
 
 class TestFaults:
@@ -86,10 +73,7 @@ class TestFaults:
             ({"learning_rat": 1e-5}, (), ["learning_rat", "learning_rate"]),
             ({}, ("--learning_rat", "1"), ["learning_rat", "learning_rate"]),
             ({"max_steps": "many"}, (), ["max_steps", "many"]),
-            ({"dry_run": "perhaps"}, (), ["dry_run", "perhaps"]),
             ({}, ("--max_steps", "1", "2"), ["'2'", "--max_steps"]),
-            ({"importance_sampling_level": "tokens"}, (), ["did you mean token"]),
-            ({"vllm_mode": "colocated"}, (), ["vllm_mode", "did you mean colocate"]),
             ({"scale_rewards": "grup"}, (), ["scale_rewards", "did you mean group"]),
             ({"max_completion_length": 0}, (), ["max_completion_length: 0 is too small"]),
             ({"max_steps": 0}, (), ["max_steps: 0", "-1 to use num_train_epochs"]),
@@ -100,24 +84,21 @@ class TestFaults:
             ({"dataset_name": "rookworld-nano-opening"}, (), ["rookworld-nano-openings"]),
             ({"dataset_name": "no/such/file.jsonl"}, (), ["no/such/file.jsonl"]),
             ({"model_name_or_path": "rookworld-nan"}, (), ["rookworld-nan", "rookworld-nano"]),
-            ({"heldout_share": 1.5}, (), ["heldout_share", "1.5"]),
             ({"tasks": ["polcy"]}, (), ["polcy", "policy"]),
-            ({"synthetic_shares": {"opening": 1.0}}, (), ["opening", "openings"]),
             ({"synthetic_shares": {"openings": 0.5}}, (), ["add up to 0.5"]),
             ({"metric_for_best_model": "environment/exat"}, (), ["environment/exact"]),
-            ({"metric_for_best_model": "eval_loss"}, (), ["give overall, environment/exact"]),
             ({"metric_for_best_model": "rewards/x"}, (), ["does not choose; give overall"]),
             ({"disable_dropout": False}, (), ["disable_dropout"]),
-            ({"eval_on_start": False}, (), ["eval_on_start"]),
             ({"synthetic_rows": None}, (), ["synthetic_rows", "value is missing"]),
             ({"load_in_4bit": True}, (), ["load_in_4bit"]),
             ({"reward_weights": [1.0, 2.0]}, (), ["reward_weights", "rewards"]),
             ({}, ("--rewards", "[{"), ["rewards", "JSON", "write '[a, {name: b}]'"]),
-            ({"rewards": "environment_exat"}, (), ["rewards", "did you mean environment_exact"]),
             ({"synthetic_shares": [1]}, (), ["synthetic_shares", "[1]"]),
             ({"rewards": ["policy_format"]}, (), ["no reward for the task", "environment"]),
             ({"num_generations": 7}, (), ["num_generations"]),
             ({"loss_type": "dr-grpo"}, (), ["loss_type", "did you mean dr_grpo"]),
+            ({"hub_token": "hf_x"}, (), ["hub_token: it would be written into the run's files"]),
+            ({"hub_strategy": "checkpoint"}, (), ["hub_strategy", "the only choice is end"]),
         ],
     )
     def test_each_names_value_and_remedy(
@@ -133,13 +114,6 @@ class TestFaults:
         (fault,) = faults_of(tmp_path, {**GOOD, "use_cpu": False, "bf16": True})
         assert fault == "bf16: no GPU that supports bf16 was found; give --bf16 false"
 
-    @pytest.mark.parametrize("text", ["a: [", "- a list", "just words", "a: 1\na: 2"])
-    def test_a_recipe_that_is_no_mapping(self, tmp_path: Path, text: str) -> None:
-        path = tmp_path / "bad.yaml"
-        path.write_text(text)
-        with pytest.raises(ConfigurationError, match=r"bad\.yaml"):
-            StrictParser([RunArguments]).parse_strictly(["--config", str(path)])
-
 
 def test_all_mistakes_give_one_message_and_exit_code_2(tmp_path: Path) -> None:
     mistakes = {
@@ -154,13 +128,7 @@ def test_all_mistakes_give_one_message_and_exit_code_2(tmp_path: Path) -> None:
     done = script("grpo.py", *argv, cwd=tmp_path)
     assert done.returncode == 2
     assert "5 faults" in done.stderr
-    for words in (
-        ["learning_rat", "learning_rate"],
-        ["rookworld-nano-opening", "rookworld-nano-openings"],
-        ["enviroment_exact", "environment_exact"],
-        ["max_steps", "many"],
-        ["no_such_key"],
-    ):
-        assert all(word in done.stderr for word in words)
+    for name in ("learning_rat", "dataset_name", "enviroment_exact", "max_steps", "no_such_key"):
+        assert name in done.stderr
     assert done.stdout == "", "nothing was loaded"
     assert not (tmp_path / "run").exists()

@@ -22,7 +22,7 @@ def _clean_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_clean_home")
 class TestWandb:
     def test_without_a_key_it_is_offline_and_says_where(self, tmp_path: Path) -> None:
-        line = configure_wandb(tmp_path, False, ["policy", "rookworld-nano"], "grpo_nano")
+        line = configure_wandb(tmp_path, False, ["policy"], "rookworld-nano", "grpo_nano")
         assert os.environ["WANDB_MODE"] == "offline"
         assert str(tmp_path / "wandb") in line
         assert os.environ["WANDB_DATA_DIR"] == str(tmp_path / "wandb")

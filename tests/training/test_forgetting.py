@@ -12,13 +12,11 @@ from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import ANSWER_TOKENS, complete
-from rookworld_rlvr.reports.page import page
-from rookworld_rlvr.reports.record import read_runs
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.metrics import evaluate_completions
 from rookworld_rlvr.training import measurements
 
-from ..conftest import RECIPES, launch, script
+from ..conftest import script
 
 ONE_TASK = """
     --tasks environment --max_rows 300 --synthetic_rows 100 --max_steps 1 --eval_steps 1
@@ -49,9 +47,8 @@ def test_rows_of_other_tasks_are_held_out_and_come_on_demand() -> None:
     assert plain.report == data.report
 
 
-@pytest.mark.parametrize("adapters", [[], LORA], ids=["full", "lora"])
-def test_an_unchanged_model_forgets_nothing(adapters: list[str], tmp_path: Path) -> None:
-    results, _ = train(tmp_path, "--learning_rate", "0", *adapters)
+def test_an_unchanged_model_forgets_nothing(tmp_path: Path) -> None:
+    results, printed = train(tmp_path, "--learning_rate", "0", *LORA)
     rows = load_data(DataArguments(tasks=["policy"], max_rows=300, heldout_rows=12)).heldout
     answers = complete(
         loading.load_model(loading.PACKAGED_MODEL).eval(),
@@ -65,31 +62,11 @@ def test_an_unchanged_model_forgets_nothing(adapters: list[str], tmp_path: Path)
     for name, right in expected.items():
         one = others[f"other/{name}"]
         assert (one["before"], one["after"], one["n"]) == (right.value, right.value, right.n)
-
-
-def test_a_step_on_one_task_is_seen_in_the_other(tmp_path: Path) -> None:
-    results, printed = train(tmp_path, "--learning_rate", "3e-3")
-    change = results["heldout"]["other/policy/all_legal"]
-    assert change["before"] > 0 and change["n"] == 12
     assert "other/policy/all_legal " in printed
-    folder = tmp_path / "run"
-    card = (folder / "README.md").read_text()
-    assert "| `other/policy/all_legal` | 12 |" in card
-    assert "other/" in page(read_runs([str(folder)]))
+    assert "| `other/policy/all_legal` | 12 |" in (tmp_path / "run" / "README.md").read_text()
 
 
-@pytest.mark.slow
-def test_two_processes_merge_adapters_and_log_the_measurement_once(tmp_path: Path) -> None:
-    words = [str(RECIPES / "grpo.py"), *ONE_TASK, *LORA, "--learning_rate", "1e-2"]
-    two = launch(*words, cwd=tmp_path)
-    assert two.returncode == 0, two.stdout[-3000:] + two.stderr[-3000:]
-    results = json.loads((tmp_path / "run" / "results.json").read_text())["heldout"]
-    state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
-    (logged,) = (log for log in state["log_history"] if "eval_other/policy/format" in log)
-    assert logged["eval_other/policy/format"] == results["other/policy/format"]["after"]
-
-
-def test_a_measurement_that_fails_leaves_the_final_model_and_is_made_only_where_it_is_asked(
+def test_a_measurement_that_fails_leaves_the_final_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*_: Any) -> None:
@@ -101,8 +78,11 @@ def test_a_measurement_that_fails_leaves_the_final_model_and_is_made_only_where_
     assert loading.load_model(str(tmp_path / "run")).num_parameters() > 0
     assert (tmp_path / "run" / "adapter").is_dir()
     assert (tmp_path / "run" / "trainer_state.json").is_file()
-    monkeypatch.undo()
 
+
+def test_a_start_that_is_gone_leaves_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loads, genuine = iter((True, False)), loading.load_start
 
     def gone(*args: Any) -> Any:
@@ -111,8 +91,6 @@ def test_a_measurement_that_fails_leaves_the_final_model_and_is_made_only_where_
         raise RookWorldError("planted: the start is gone")
 
     monkeypatch.setattr(loading, "load_start", gone)
-    results, _ = train(tmp_path)
+    results, printed = train(tmp_path, *LORA)
+    assert "planted: the start is gone" in printed
     assert results["heldout"] and not any(name.startswith("other/") for name in results["heldout"])
-    monkeypatch.undo()
-    results, _ = train(tmp_path, "--other_task_rows", "0")
-    assert not any(name.startswith("other/") for name in results["heldout"])

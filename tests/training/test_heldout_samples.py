@@ -25,11 +25,6 @@ SMALL = """
 PASS = ["--pass_samples", "4"]
 
 
-def test_rows_are_spread_evenly() -> None:
-    assert evenly(range(12), 8) == [0, 1, 3, 4, 6, 7, 9, 10]
-    assert evenly(range(3), 8) == [0, 1, 2] and evenly([], 8) == []
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folders `plain/run` and `passes/run`: the same run without pass@k and with it."""
@@ -54,9 +49,7 @@ def test_a_run_with_pass_at_k_trains_as_one_without(runs: Path) -> None:
     losses = [[log["loss"] for log in history(run) if "loss" in log] for run in (plain, passes)]
     assert losses[0] == losses[1] and len(losses[0]) == 2
     assert not (plain / "heldout_pass.json").exists()
-    assert "pass" not in json.loads((plain / "results.json").read_text())
     assert not any("pass" in name for log in history(plain) for name in log)
-    assert "pass@" not in (runs / "plain" / "stdout").read_text()
 
 
 def test_a_run_keeps_its_curves(runs: Path) -> None:
@@ -80,26 +73,14 @@ def test_a_run_keeps_its_curves(runs: Path) -> None:
     assert any(0 < count < 4 for count in measured["before"]["environment"].right)
     printed = (runs / "passes" / "stdout").read_text()
     before, after = (curves["environment"][when]["pass@4"]["value"] for when in ("before", "after"))
-    assert "environment, 8 prompts: greedy " in printed
     assert f"pass@4 {before:.1%} -> {after:.1%} (" in printed
-
-
-def test_the_greedy_mark_is_that_of_the_same_rows(runs: Path) -> None:
-    run = runs / "passes" / "run"
     answers = map(json.loads, (run / "heldout_answers_before.jsonl").read_text().splitlines())
     scores = [one["score"]["exact"] for one in answers if one["task"] == "environment"]
-    _, measured = read_counts(run / "heldout_pass.json")
     chosen = [scores[place] for place in evenly(range(len(scores)), 8)]
-    assert measured["before"]["environment"].greedy == chosen
-
-
-def test_the_report_shows_the_numbers(runs: Path) -> None:
-    drawn = page(read_runs([str(runs / "passes" / "run")]))
+    assert measured["before"]["environment"].greedy == chosen, "of the same rows"
+    drawn = page(read_runs([str(run)]))
     section = drawn[drawn.index('<section id="passes">') : drawn.index('<section id="errors">')]
-    assert section.count("<table") == 2
     assert "environment: 8 held-out rows, 4 samples each" in section
-    assert "pass@1 is also mean@k" in section and "greedy</code>" in section
-    assert 'id="passes"' not in page(read_runs([str(runs / "plain" / "run")]))
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
@@ -13,15 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from huggingface_hub import HfApi, ModelCard, constants
+from huggingface_hub import ModelCard, constants
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.common.files import asset_path
-from rookworld_rlvr.training.config import RookWorldGRPOConfig
-from rookworld_rlvr.training.hub import push
 
 from ..conftest import script
 from ..hub import OWNER, TOKEN, Hub, stand_in
@@ -61,12 +56,8 @@ def test_what_a_run_pushes_after_its_end(hub: Hub, tmp_path: Path) -> None:
     posted = [request for request in hub.requests if request.startswith("POST")]
     assert posted[0] == "POST /api/repos/create"
     card: Any = ModelCard(files["README.md"].decode())
-    results = json.loads(files["results.json"])["heldout"]
-    shown = {result.metric_type: result.metric_value for result in card.data.eval_results}
-    assert shown == {name: result["after"] for name, result in results.items()}
     assert card.data.model_name == "nano" and "name = 'ann/nano'" in card.text
     assert b"<html" in files["report.html"]
-    assert yaml.safe_load(files["resolved_config.yaml"])["hub_model_id"] == "ann/nano"
 
 
 def test_adapters_are_pushed_and_a_push_that_fails_is_told(hub: Hub, tmp_path: Path) -> None:
@@ -108,13 +99,7 @@ def test_adapters_are_pushed_and_a_push_that_fails_is_told(hub: Hub, tmp_path: P
 
 @pytest.mark.parametrize(
     ("name", "fault"),
-    [
-        ("grpo.py", "no token"),
-        ("grpo.py", "another's"),
-        ("grpo.py", "read only"),
-        ("sft.py", "another's"),
-        ("train_judge.py", "another's"),
-    ],
+    [("grpo.py", "no token"), ("sft.py", "another's"), ("train_judge.py", "read only")],
 )
 def test_a_repository_that_cannot_be_written_to_is_told_first(
     name: str, fault: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -133,31 +118,3 @@ def test_a_repository_that_cannot_be_written_to_is_told_first(
     first = f"push_to_hub: cannot write to the repository '{repository}' at {hub.endpoint} (40"
     assert first in done.stderr and "hf auth login" in done.stderr
     assert list(tmp_path.iterdir()) == [], "nothing was begun"
-
-
-def test_the_command_to_push_by_hand_names_the_branch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def upload_folder(api: HfApi, **given: Any) -> None:
-        raise OSError(f"no network for {given['revision']}")
-
-    monkeypatch.setattr(HfApi, "upload_folder", upload_folder)
-    for branch, end in (("try", " --revision try"), (None, " --include judge_report.json")):
-        with pytest.raises(RookWorldError) as caught:
-            push("ann/nano", tmp_path, argparse.Namespace(hub_revision=branch))
-        assert str(caught.value).endswith(end)
-
-
-def test_keys_that_would_push_something_else(tmp_path: Path) -> None:
-    keys = {
-        "output_dir": str(tmp_path / "out"),
-        "use_cpu": True,
-        "bf16": False,
-        "report_to": "none",
-    }
-    rewards = [{"name": "environment_exact"}]
-    pushed = {"push_to_hub": True, "hub_strategy": "checkpoint", "hub_token": "hf_secret"}
-    with pytest.raises(ConfigurationError) as caught:
-        RookWorldGRPOConfig(rewards=rewards, **pushed, **keys)
-    assert "hf_secret" not in str(caught.value)
-    assert [fault.split(":")[0] for fault in caught.value.faults] == ["hub_token", "hub_strategy"]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from rookworld_rlvr.training import interrupt
+from rookworld_rlvr.training import callbacks
+from rookworld_rlvr.training.callbacks import StopOnInterrupt
 from rookworld_rlvr.training.heldout import HeldoutEvaluation
-from rookworld_rlvr.training.interrupt import StopOnInterrupt
 from rookworld_rlvr.training.preflight import PreflightCallback
 
 from .. import killed
@@ -88,7 +88,7 @@ def test_a_signal_during_an_evaluation_saves_the_step_that_is_evaluated(
 def test_a_second_ctrl_c_ends_at_once_without_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interrupt, "_TOGETHER_S", -1.0)
+    monkeypatch.setattr(callbacks, "_TOGETHER_S", -1.0)
     twice = (signal.SIGINT, signal.SIGINT)
     signalled(monkeypatch, StopOnInterrupt, "on_step_begin", *twice, step=1)
     done = script("grpo.py", *SMALL, cwd=tmp_path)
@@ -102,9 +102,8 @@ def test_before_the_first_step_there_is_nothing_to_wait_for(
 ) -> None:
     signalled(monkeypatch, PreflightCallback, "on_train_begin", signal.SIGTERM, step=0)
     done = script("grpo.py", *SMALL, cwd=tmp_path)
-    assert done.returncode == 143
+    assert done.returncode == 143 and "step     1" not in done.stdout
     assert "before the first step: nothing to save" in capfd.readouterr().err
-    assert "step     1" not in done.stdout
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -122,7 +121,3 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     (checkpoint,) = (tmp_path / "run").glob("checkpoint-*")
     step = int(checkpoint.name.split("-")[1])
     assert f"interrupted at step {step}: run/{checkpoint.name} is saved" in out
-    again = ["--resume_from_checkpoint", "true", "--max_steps", str(step + 1)]
-    done = script("grpo.py", *SMALL, *again, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert f"(step {step + 1} of {step + 1})" in done.stdout

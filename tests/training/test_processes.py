@@ -16,6 +16,7 @@ from rookworld_rlvr.models.decoding import complete
 
 from ..conftest import launch, script, tiny_judge
 from .families_on_two import FAMILIES, SHARDED, words
+from .measured_on_two import measure
 from .sampled_on_two import answers
 
 pytestmark = pytest.mark.slow
@@ -145,3 +146,13 @@ def test_sharded_processes_sample_apart(tmp_path: Path) -> None:
         assert found["answers"] == answers(model, rank)
         assert found["after"] == found["before"], "sharded again"
         assert found["after"][0] * 2 == model.transformer.h[0].mlp.c_fc.weight.size(0)
+
+
+def test_two_processes_find_what_one_finds(tmp_path: Path) -> None:
+    done = launch("--module", "tests.training.measured_on_two", str(tmp_path))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    one = measure(tmp_path)
+    for rank in range(2):
+        assert read(tmp_path / f"process{rank}.json") == one
+    counts = [count for found in one["right"].values() for count in found]
+    assert any(0 < count < 16 for count in counts)

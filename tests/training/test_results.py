@@ -14,8 +14,6 @@ from rookworld_rlvr.tasks.registry import TASKS
 from rookworld_rlvr.training.results import (
     before_after_table,
     heldout_results,
-    read_estimates,
-    write_estimates,
     write_results,
 )
 
@@ -42,23 +40,14 @@ def test_a_reward_that_is_always_the_same_has_no_interval(tmp_path: Path) -> Non
     half = proportion(20, 40)
     results = {"environment/exact": half, "rewards/penalty": estimate("mean", [-1.0] * 40)}
     assert "n too small" in before_after_table(results, results)
-    write_results(tmp_path / "results.json", results, results)
-    write_estimates(tmp_path / "before.json", results)
-    for name in ("results.json", "before.json"):
-        assert "NaN" not in (tmp_path / name).read_text(), "which JSON does not have"
-    content = json.loads((tmp_path / "results.json").read_text())
-    for read in (heldout_results(content, "after"), read_estimates(tmp_path / "before.json")):
-        found = read["rewards/penalty"]
-        assert found.value == -1 and found.n == 40 and math.isnan(found.interval[0])
+    write_results(tmp_path / "before.json", {"before": results})
+    text = (tmp_path / "before.json").read_text()
+    assert "NaN" not in text, "which JSON does not have"
+    found = heldout_results(json.loads(text), "before")["rewards/penalty"]
+    assert found.value == -1 and found.n == 40 and math.isnan(found.interval[0])
 
 
-def test_the_headline_is_the_mean_of_the_tasks() -> None:
-    results = {"environment/exact": proportion(6, 10), "policy/expected_score": proportion(1, 10)}
-    assert headline(results) == pytest.approx(0.35)
-    assert headline({"environment/exact": proportion(6, 10)}) == pytest.approx(0.6)
-
-
-def test_table_and_results_file(tmp_path: Path) -> None:
+def test_the_table_of_a_run() -> None:
     before, after = ({"environment/exact": proportion(right, 100)} for right in (50, 75))
     table = before_after_table(before, after)
     (row,) = (line for line in table.splitlines() if line.startswith("environment/exact"))
@@ -68,6 +57,7 @@ def test_table_and_results_file(tmp_path: Path) -> None:
     long = before_after_table({**before, **others}, {**after, **others})
     assert all(len(line) <= 80 for line in [*table.splitlines(), *long.splitlines()])
     assert "other/policy/best_move_white\n" in long
+    assert headline({**after, "policy/expected_score": proportion(1, 4)}) == 0.5
     assert "No checkpoint is better" not in table and "tie" not in table
     # Of the same rows, six that become right and none that becomes wrong are no chance, one is.
     rows = [{"task": "environment", "fen": chess.STARTING_FEN}] * 40
@@ -82,10 +72,6 @@ def test_table_and_results_file(tmp_path: Path) -> None:
         before_after_table(share, then, pairs).split()
     )
     assert "No checkpoint is better than the starting model" in before_after_table(after, before)
-    write_results(tmp_path / "r.json", before, after, steps=3)
-    content = json.loads((tmp_path / "r.json").read_text())
-    assert content["steps"] == 3
-    assert content["heldout"]["environment/exact"]["after"] == 0.75
 
 
 def test_the_mean_of_an_own_reward_is_in_its_own_unit_and_read_again(tmp_path: Path) -> None:
@@ -96,8 +82,8 @@ def test_the_mean_of_an_own_reward_is_in_its_own_unit_and_read_again(tmp_path: P
     (row,) = (line for line in before_after_table(before, after).splitlines() if "rewards/" in line)
     assert row.split()[1:5] == ["10", "-2.500", "-1.250", "+1.250"]
     assert row.endswith("[-3.000, -2.000] [-2.000, -0.500]")
-    write_results(tmp_path / "r.json", before, after)
+    write_results(tmp_path / "r.json", {"before": before, "after": after}, steps=3)
     content = json.loads((tmp_path / "r.json").read_text())
+    assert content["steps"] == 3
     assert heldout_results(content, "before") == before
-    write_estimates(tmp_path / "before.json", before)
-    assert read_estimates(tmp_path / "before.json") == before
+    assert heldout_results(content, "after") == {name: after[name] for name in before}

@@ -27,7 +27,7 @@ from rookworld_rlvr.models.gpt2 import disable_dropout
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.metrics import evaluate_completions
 from rookworld_rlvr.tasks.rules import double_step_square
-from rookworld_rlvr.training import progress
+from rookworld_rlvr.training import callbacks
 from rookworld_rlvr.training.preflight import (
     TOLERANCE_FP32,
     TOLERANCE_HALF,
@@ -90,7 +90,7 @@ class TestParity:
 
         plain = measure_parity(plain_trainer, prompts, log_probs=log_probs)
         ours = measure_parity(build(), prompts)
-        print(f"plain TRL: {plain.describe()}\nours:      {ours.describe()}")
+        print(f"plain TRL: {plain}\nours:      {ours}")
         assert ours.alone_gap < plain.alone_gap / 100
         assert ours.sampler_gap < plain.sampler_gap / 100
 
@@ -106,7 +106,7 @@ class TestParity:
         config = GPT2Config(bos_token_id=0, eos_token_id=0, n_layer=2 if bf16 else 12)
         trainer = build(GPT2LMHeadModel(config), bf16=bf16)
         parity = measure_parity(trainer, mixed_length_prompts(trainer))
-        print(f"bf16={bf16}: {parity.describe()}")
+        print(f"bf16={bf16}: {parity}")
         assert parity.faults(tolerance) == []
 
     @pytest.mark.parametrize("use_cpu", [True, pytest.param(False, marks=pytest.mark.gpu)])
@@ -118,7 +118,7 @@ class TestParity:
         trainer = build(model, bf16=True, use_cpu=use_cpu)
         assert trainer.accelerator.device.type == ("cpu" if use_cpu else "cuda")
         parity = measure_parity(trainer, mixed_length_prompts(trainer))
-        print(parity.describe())
+        print(parity)
         tolerance = preflight_tolerance(trainer)
         assert parity.faults(tolerance) == []
         assert TOLERANCE_HALF < tolerance < 0.3, "wrong positions make gaps of more than a nat"
@@ -302,7 +302,7 @@ def test_tables_have_an_interval_and_the_last_step(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(progress, "TABLE_STEPS", 2)
+    monkeypatch.setattr(callbacks, "TABLE_STEPS", 2)
 
     class Stop(TrainerCallback):  # as the health monitor does
         def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:

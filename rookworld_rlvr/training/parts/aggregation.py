@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from trl.trainer.utils import nanstd
 
-from ..health.monitor import batch_health
+from ..health import batch_health
 from .part import Call, Sampled, Scores
 
 STD_EPSILON = 1e-4  # TRL's

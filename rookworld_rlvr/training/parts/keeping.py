@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from ...common.errors import RookWorldError
-from ..health.rules import losses
-from ..sharding import is_sharded
+from ..answering import is_sharded
+from ..health import losses
 from .part import Part
 
 

@@ -18,7 +18,7 @@ from ...common.errors import RookWorldError
 from ...models.decoding import Drawn, decode, only_generate
 from ...tasks.registry import TASKS, task_of
 from ...tasks.task import Sampling
-from ..sharding import gathered, gathers_at_each_forward
+from ..answering import gathered, gathers_at_each_forward
 from .part import Batch, Call, Part, arguments_of
 from .registry import PartArguments
 

@@ -20,7 +20,7 @@ from rookworld_rlvr.data.loading import DataArguments
 from rookworld_rlvr.evaluation.registry import SuiteArguments
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
-from rookworld_rlvr.training.health.monitor import HealthCallback
+from rookworld_rlvr.training.health import HealthCallback
 
 Build = Callable[..., Any]
 
@@ -114,7 +114,7 @@ def test_what_is_not_measured_cannot_be_guarded() -> None:
     )
 
     def faults(*suites: str) -> list[str]:
-        others = DataArguments(tasks=["policy"]), None, None, None, args
+        others = DataArguments(tasks=["policy"]), None, None, args
         every = check_recipe(None, *others, SuiteArguments(suites=[*suites]))
         return [fault.partition(";")[0] for fault in every if fault.startswith("guard")]
 

@@ -17,14 +17,14 @@ from trl import ModelConfig
 from rookworld_rlvr.data.loading import DataArguments
 from rookworld_rlvr.engine.truth import LabelArguments
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
-from rookworld_rlvr.training.health.monitor import (
+from rookworld_rlvr.training.health import (
     HEALTH_FILE,
+    RULES,
     Finding,
     HealthCallback,
     HealthMonitor,
     batch_health,
 )
-from rookworld_rlvr.training.health.rules import RULES
 
 Log = dict[str, Any]
 
@@ -73,13 +73,10 @@ def evaluation(environment: float, policy: float) -> Log:
     ("rule", "metric", "value", "shown", "bound", "key"),
     [
         ("kl_share_low", "kl/share_of_loss", 0.04, "4%", "10%", "beta"),
-        ("kl_share_high", "kl/share_of_loss", 0.45, "45%", "30%", "beta"),
         ("kl_dominates", "kl/share_of_loss", 0.94, "94%", "90%", "beta"),
-        ("zero_variance", "frac_reward_zero_std", 0.6, "60%", "50%", "temperature"),
         ("zero_variance_most", "frac_reward_zero_std", 0.95, "95%", "90%", "temperature"),
         ("reward_constant", "health/reward_constant", 1.0, "100%", "50%", "rewards"),
         ("advantage_std", "health/advantage_std", 0.002, "0.002", "0.01", "temperature"),
-        ("advantage_range", "health/advantage_range", 0.0, "0", "0.01", "temperature"),
         ("identical_completions", "health/identical_groups", 0.8, "80%", "75%", "temperature"),
         ("unreadable", "health/unreadable", 0.31, "31%", "20%", "temperature"),
         ("nothing_parses", "eval_policy/format", 0.0, "0%", "1%", "model_name_or_path"),
@@ -87,7 +84,6 @@ def evaluation(environment: float, policy: float) -> Log:
         ("unscored", "health/unscored", 0.25, "25%", "1%", "rewards"),
         ("engine_failures", "engine/given_up", 3.0, "3", "0", "engine_timeout"),
         ("gradient_not_finite", "grad_norm", math.nan, "nan", "finite", "learning_rate"),
-        ("gradient_not_finite", "grad_norm", math.inf, "inf", "finite", "learning_rate"),
         ("gradient_zero", "grad_norm", 0.0, "0", "0", "num_generations"),
         ("judge_constant", "judge/judge_a/std", 1e-4, "0.0001", "0.001", "rewards"),
     ],
@@ -139,20 +135,14 @@ QUIET: dict[str, tuple[list[Log], int]] = {
     "within the noise": (between((0.8, 0.4), (0.79, 0.39), REWARDS_UP), 1),
     "it stays": (between((0.8, 0.4), (0.8, 0.4), REWARDS_DOWN), 1),
 }
-UP_DOWN, DOWN = "reward_up_heldout_down", ["by 4%", "from 0.600 at step 1 to 0.560", "3%"]
+DOWN = ["by 4%", "from 0.600 at step 1 to 0.560", "3%"]
 # Of the logs: the patience, which rule is raised, and what its message says.
 RAISED: list[tuple[list[Log], int, str, list[str]]] = [
     ([KL, KL], 1, "kl_share_low", ["0% of the loss", "10%"]),
     (logs_of("entropy", *[1.0] * 8, 0.4, 0.3, 0.3), 3, "entropy_falling", ["by 70%", "1 to 0.3"]),
-    (between((0.8, 0.4), (0.76, 0.36), REWARDS_UP), 1, UP_DOWN, [*DOWN, "reward rose by 0.2"]),
-    (
-        [evaluation(0.5, 0.4), *between((0.8, 0.4), (0.72, 0.38), REWARDS_UP)],
-        1,
-        UP_DOWN,
-        ["step 2"],
-    ),
+    (between((0.8, 0.4), (0.76, 0.36), REWARDS_UP), 1, "heldout_down", [*DOWN, "rose by 0.2"]),
+    ([evaluation(0.5, 0.4), *between((0.8, 0.4), (0.72, 0.38), [])], 1, "heldout_down", ["step 2"]),
     (between((0.8, 0.4), (0.76, 0.36), REWARDS_DOWN), 1, "heldout_down", DOWN),
-    (between((0.8, 0.4), (0.76, 0.36), []), 1, "heldout_down", ["by 4%"]),
 ]
 
 
@@ -233,41 +223,37 @@ def test_a_finding_is_raised_again_only_after_it_has_gone() -> None:
     assert steps == [2, 11], "one good log is no recovery"
 
 
-@pytest.mark.parametrize("value", [None, math.nan, "a text", True, torch.tensor(1.0)])
-def test_what_is_no_number_does_not_apply(value: Any) -> None:
-    logs = {name: value for name in HEALTHY if name != "grad_norm"}
-    assert observe([logs, dict.fromkeys(evaluation(0, 0), value)] * 20) == []
-
-
 # --------------------------------------------------------------------------------------------------
 # The callback
 # --------------------------------------------------------------------------------------------------
 class Run:
     """A trainer's calls of a callback, by hand."""
 
-    def __init__(self, folder: Path, report_to: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, *report_to: str, **state: Any) -> None:
         self.args = TrainingArguments(output_dir=str(folder), report_to=[], use_cpu=True)
         self.args.report_to = list(report_to)
-        self.state = TrainerState(is_world_process_zero=True)
-        self.control = TrainerControl()
+        self.state = TrainerState(**{"is_world_process_zero": True, **state})
         self.callback = HealthCallback(patience=1)
         self.file = folder / HEALTH_FILE
 
     def begin(self) -> Run:
-        self.callback.on_train_begin(self.args, self.state, self.control)
+        self.callback.on_train_begin(self.args, self.state, TrainerControl())
         return self
 
     def log(self, step: int, logs: Log | None) -> None:
         self.state.global_step = step
-        self.callback.on_log(self.args, self.state, self.control, logs=logs)
+        self.callback.on_log(self.args, self.state, TrainerControl(), logs=logs)
 
     def written(self) -> list[Any]:
         return [json.loads(line) for line in self.file.read_text().splitlines()]
 
 
-def test_findings_are_printed_and_written_down(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_findings_are_printed_written_down_and_sent_where_a_run_is_open(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    alerts: list[dict[str, Any]] = []
+    run_of_wandb = SimpleNamespace(alert=lambda **alert: alerts.append(alert))
+    monkeypatch.setattr(wandb, "run", run_of_wandb)
     run = Run(tmp_path / "run").begin()
     run.log(5, HEALTHY)
     run.log(6, None)
@@ -281,52 +267,35 @@ def test_findings_are_printed_and_written_down(
     assert (second["value"], second["bound"]) == ("nan", None), "what JSON does not have is a text"
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == f"step    10  warning  truncated: {message}" and len(shown) == 2
+    assert alerts == [], "report_to does not name it"
+    Run(tmp_path, "wandb").begin().log(5, BAD)
+    assert [(alert["title"], alert["level"]) for alert in alerts] == [
+        ("truncated at step 5", "WARN")
+    ]
+    monkeypatch.setattr(wandb, "run", None)
+    Run(tmp_path, "wandb").begin().log(5, BAD)
 
 
 def test_a_resumed_run_goes_on_with_its_file(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    history = [{**evaluation(0.8, 0.4), "step": 0}, {**BAD, "step": 10}]
+    run = Run(tmp_path, log_history=history)
     run.file.write_text('{"step": 15}\n{"st')  # of a step after the checkpoint, and cut by a kill
-    run.state.log_history = [{**evaluation(0.8, 0.4), "step": 0}, {**BAD, "step": 10}]
-    run.begin()
-    run.log(20, {**BAD, **evaluation(0.7, 0.4)})
+    run.begin().log(20, {**BAD, **evaluation(0.7, 0.4)})
     rules = [(finding["rule"], finding["step"]) for finding in run.written()]
     # What was said before a resume is not said again; the best before it is not forgotten.
     assert rules == [("truncated", 10), ("heldout_down", 20)]
 
 
 def test_it_watches_only_while_it_trains_and_on_the_main_process(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    run.log(0, BAD)
-    run.begin()
-    run.callback.on_train_end(run.args, run.state, run.control)
+    run = Run(tmp_path).begin()
+    run.args.fp16 = True
+    run.log(1, {"grad_norm": math.inf})  # a scaler may overflow
+    run.callback.on_train_end(run.args, run.state, TrainerControl())
     run.log(1, BAD)
     assert run.written() == []
-    other = Run(tmp_path / "other")
-    other.state.is_world_process_zero = False
+    other = Run(tmp_path / "other", is_world_process_zero=False)
     other.begin().log(1, BAD)
     assert not other.file.exists()
-    run.args.fp16 = True
-    run.begin().log(1, {"grad_norm": math.inf})
-    assert run.written() == [], "a scaler may overflow"
-
-
-def test_findings_go_to_wandb_where_a_run_is_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alerts: list[dict[str, Any]] = []
-    run_of_wandb = SimpleNamespace(alert=lambda **alert: alerts.append(alert))
-    monkeypatch.setattr(wandb, "run", run_of_wandb)
-    Run(tmp_path).begin().log(5, BAD)
-    assert alerts == [], "report_to does not name it"
-    run = Run(tmp_path, ["wandb"]).begin()
-    run.log(5, {**BAD, "frac_reward_zero_std": 0.6})
-    assert [(alert["title"], alert["level"]) for alert in alerts] == [
-        ("truncated at step 5", "WARN"),
-        ("zero_variance at step 5", "INFO"),
-    ]
-    assert alerts[0]["text"].startswith("50% of the completions were cut off")
-    monkeypatch.setattr(wandb, "run", None)
-    Run(tmp_path, ["wandb"]).begin().log(5, BAD)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -345,6 +314,7 @@ def test_batch_health_by_hand(by_token: bool) -> None:
         completions=[MOVED, MOVED[:20], ANALYSED, ANALYSED, MOVED, ANALYSED],
         tasks=["environment", "environment", "policy", "policy", "policy", "policy"],
         num_generations=2,
+        prompts=[""] * 6,
     )
     assert numbers == pytest.approx(
         {
