@@ -12,7 +12,7 @@ A row is one line of RookWorld data. It splits into a prompt and a completion::
     |--------------------------- prompt --------------------------||-----|
 
 The prompt of a fill-in row is an environment row in which ``[MASK]`` replaces a field or a part of a
-field, see `fill_in.parse_fill_in_prompt`. The completion is the hidden text.
+field, see `fill_in_record.parse_fill_in_prompt`. The completion is the hidden text.
 
 Reading is strict about fields and their order, but accepts any number of spaces between them. Writing
 pads like the public data. The policy prompt includes its padding except for the last space, which
@@ -127,7 +127,7 @@ def parse_fen(text: str) -> str:
     fen = parse_loose_fen(text)
     placement = fen.split(" ")[0]
     ranks = placement.split("/", 8)
-    if len(ranks) != 8 or not all(map(_is_rank, ranks)):
+    if len(ranks) != 8 or not all(map(is_rank, ranks)):
         raise NotationError("a FEN's board is not eight ranks of eight squares", placement)
     return fen
 
@@ -213,19 +213,9 @@ def contract_rank(squares: str) -> str:
     return re.sub(r"\.+", lambda empty: str(len(empty[0])), squares)
 
 
-def parse_rank(text: str) -> str:
-    """Check the form of a rank of a FEN's board.
-
-    Raises:
-        NotationError: It does not have eight squares.
-    """
-    if not _is_rank(text):
-        raise NotationError("not a rank of eight squares", text)
-    return text
-
-
-def _is_rank(rank: str) -> bool:
-    return bool(_RANK.fullmatch(rank)) and len(rank.translate(_EXPANSION)) == 8
+def is_rank(text: str) -> bool:
+    """Whether a text has the form of a rank of a FEN's board: eight squares."""
+    return bool(_RANK.fullmatch(text)) and len(text.translate(_EXPANSION)) == 8
 
 
 _EXPANSION = str.maketrans({**{str(n): "." * n for n in range(1, 9)}, "/": ""})

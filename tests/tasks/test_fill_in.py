@@ -19,10 +19,10 @@ from rookworld_rlvr.data.parquet import read_provenance
 from rookworld_rlvr.data.sources import Malformed, SourceArguments, parse_raw, parse_rows
 from rookworld_rlvr.data.synthesis import fill_in_rows
 from rookworld_rlvr.rewards.registry import get_reward_funcs
-from rookworld_rlvr.tasks import fill_in
+from rookworld_rlvr.tasks import fill_in_record
 from rookworld_rlvr.tasks import text as notation
 from rookworld_rlvr.tasks.environment import parse_environment_answer, parse_environment_prompt
-from rookworld_rlvr.tasks.fill_in import (
+from rookworld_rlvr.tasks.fill_in_record import (
     parse_fill_in_answer,
     parse_fill_in_prompt,
     score_fill_in,
@@ -91,13 +91,13 @@ def record(*columns: str) -> tuple[EnvironmentPrompt, EnvironmentAnswer]:
 def test_the_only_answer_to_each_place_of_the_fools_mate(
     column: str, part: int | None, field: str, hidden: str
 ) -> None:
-    prompt, was = fill_in.mask(*record(*FOOLS), column, part)
+    prompt, was = fill_in_record.mask(*record(*FOOLS), column, part)
     assert (prompt.column, prompt.part, prompt.field, was) == (column, part, field, hidden)
-    assert fill_in.fitting(prompt) == (hidden,)
+    assert fill_in_record.fitting(prompt) == (hidden,)
     text = write_fill_in_prompt(prompt)
     assert text.count("[MASK]") == (2 if column == "action" else 1)
     assert parse_fill_in_prompt(text) == prompt
-    assert fill_in.filled(prompt, hidden) == record(*FOOLS)
+    assert fill_in_record.filled(prompt.columns, hidden) == record(*FOOLS)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ SEVERAL = {
 
 @pytest.mark.parametrize("prompt", SEVERAL)
 def test_every_answer_that_fits_scores_1(prompt: str) -> None:
-    assert set(fill_in.fitting(parse_fill_in_prompt(prompt))) == SEVERAL[prompt]
+    assert set(fill_in_record.fitting(parse_fill_in_prompt(prompt))) == SEVERAL[prompt]
     for answer in SEVERAL[prompt]:
         for name in ("fill_in_exact", "fill_in_similarity", "fill_in_format"):
             (reward,) = get_reward_funcs([{"name": name}])
@@ -201,8 +201,8 @@ def test_no_answer_that_fits_is_missing() -> None:
         prompt = parse_fill_in_prompt(row["prompt"])
         assert prompt.part is not None
         tried = everything.get(prompt.part) or near_ranks(row["completion"].strip())
-        assert {text for text in tried if fill_in.fits(prompt, text)} == set(
-            fill_in.fitting(prompt)
+        assert {text for text in tried if fill_in_record.fits(prompt, text)} == set(
+            fill_in_record.fitting(prompt)
         )
 
 
@@ -249,7 +249,7 @@ CORRUPTED = {
 @pytest.mark.parametrize("prompt", CORRUPTED)
 def test_a_corrupted_record_is_quarantined_and_never_scored(prompt: str) -> None:
     with pytest.raises(NotationError, match=re.escape(CORRUPTED[prompt])):
-        fill_in.fitting(parse_fill_in_prompt(prompt))
+        fill_in_record.fitting(parse_fill_in_prompt(prompt))
     (row,) = parse_rows([{"prompt": prompt, "completion": right_form(prompt)}])
     assert isinstance(row, Malformed)
     assert (row.number, row.reason) == (1, CORRUPTED[prompt])

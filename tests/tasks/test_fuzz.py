@@ -28,7 +28,7 @@ from rookworld_rlvr.tasks.environment import (
     write_environment_answer,
     write_environment_prompt,
 )
-from rookworld_rlvr.tasks.fill_in import parse_fill_in_answer, parse_fill_in_prompt
+from rookworld_rlvr.tasks.fill_in_record import parse_fill_in_answer, parse_fill_in_prompt
 from rookworld_rlvr.tasks.policy import (
     parse_policy_answer,
     parse_policy_prompt,
