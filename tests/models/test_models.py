@@ -21,8 +21,7 @@ from rookworld_rlvr.inference.model import RookWorld
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import pad_rows
 from rookworld_rlvr.models.gpt2 import number_positions_from_mask, position_ids_from_mask
-from rookworld_rlvr.rewards.judge import load_judge
-from rookworld_rlvr.rewards.judge_spec import JudgeSpec
+from rookworld_rlvr.rewards.judge import JudgeSpec, load_judge
 
 
 class TestPackagedModel:

@@ -16,7 +16,7 @@ from rookworld_rlvr.cli.dry_run import dry_run_text
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.evaluation import registry as suites
-from rookworld_rlvr.rewards.own import checked, placed_errors
+from rookworld_rlvr.rewards.guard import checked, placed_errors
 from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.registry import TASKS

@@ -21,8 +21,7 @@ from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import DataArguments
 from rookworld_rlvr.engine.truth import PolicyTruth
-from rookworld_rlvr.rewards.judge import Judge, JudgeReward, load_judge
-from rookworld_rlvr.rewards.judge_spec import JudgeSpec, judge_spec
+from rookworld_rlvr.rewards.judge import Judge, JudgeReward, JudgeSpec, load_judge
 from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs, tasks_of
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RookWorldRewardConfig
 from rookworld_rlvr.training.glossary import dashboard_key, explain
@@ -316,7 +315,7 @@ def test_a_judge_stays_as_it_is_while_the_policy_learns(
 ) -> None:
     network = tiny_judge(tokenizer).train()
     spec = {"name": "judge_a", "model": "x", "scale": "sigmoid"}
-    reward = JudgeReward(judge_spec(spec), Judge(network, tokenizer, "judge_a"))
+    reward = JudgeReward(JudgeSpec(**spec), Judge(network, tokenizer, "judge_a"))
     options = {"max_steps": 2, "logging_steps": 1, "learning_rate": 1e-3}
     trainer = build(reward_funcs=[reward], rewards=[spec], save_steps=2, eval_steps=2, **options)
     before = {name: value.clone() for name, value in network.state_dict().items()}
