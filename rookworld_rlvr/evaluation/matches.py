@@ -12,7 +12,7 @@ from typing import ClassVar
 import chess
 
 from ..common.stats import Estimate, wilson
-from ..inference.prompts import Choice, choose, policy_prompt, reply_of
+from ..inference.model import Choice, choose, policy_prompt, reply_of
 from ..tasks.policy import parse_policy_answer
 from .answerers import Answerer
 from .games import Game, GameSuite, Reply
@@ -24,7 +24,7 @@ ELO_SCALE = 400
 class MatchSuite(GameSuite):
     """Games from openings, each opening played twice, once with each colour.
 
-    The model plays as in a chess program: `inference.prompts.choose` replaces an illegal or unreadable
+    The model plays as in a chess program: `inference.model.choose` replaces an illegal or unreadable
     move, as `rookworld uci` does. `strict_score` says what the same games come to if such a move loses.
     A game is a draw if it is cut off, or if python-chess ends it without a mate.
 

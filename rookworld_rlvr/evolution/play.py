@@ -12,7 +12,7 @@ from ..data import synthesis
 from ..data.loading import HELDOUT_SHARE, is_held_out
 from ..data.positions import prompt_of
 from ..evaluation.answerers import Answerer
-from ..inference.prompts import choose, policy_prompt, reply_of
+from ..inference.model import choose, policy_prompt, reply_of
 from ..models.decoding import PLAIN, Decoding
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT, write_environment_prompt

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import chess
 
@@ -22,12 +21,9 @@ from ..tasks import rules
 from ..tasks.text import parse_fen
 from ..tasks.types import MATE_CP, PolicyAnswer
 from .arguments import model_parser, run, start
-from .prompts import Choice, choose, no_answer, read_legal_move
+from .model import Choice, Reply, choose, no_answer, read_legal_move
 
-if TYPE_CHECKING:
-    from .prompts import Reply
-
-Analyse = Callable[[str], "Reply[PolicyAnswer]"]
+Analyse = Callable[[str], Reply[PolicyAnswer]]
 """FEN → what a model says of it."""
 
 Load = Callable[[str, Callable[[], bool]], Analyse]
@@ -117,18 +113,12 @@ class Engine:
         """Write lines, all at once."""
         self._write("".join(f"{line}\n" for line in lines))
 
-    def _tell(self, text: str) -> None:
-        self.say(f"info string {' '.join(text.split())}")
-
     # ----------------------------------------------------------------------------------------------
     # Commands
     # ----------------------------------------------------------------------------------------------
     def _uci(self, words: list[str]) -> None:
-        self.say(
-            f"id name RookWorld {Path(self.model).name}",
-            "id author rookworld-rlvr",
-            "uciok",
-        )
+        name = Path(self.model).name
+        self.say(f"id name RookWorld {name}", "id author rookworld-rlvr", "uciok")
 
     def _isready(self, words: list[str]) -> None:
         self._loaded()
@@ -138,7 +128,8 @@ class Engine:
         try:
             self.board = parse_position(words)
         except RookWorldError as error:
-            self._tell(f"{error}; the position is still {self.board.fen()}")
+            text = f"{error}; the position is still {self.board.fen()}"
+            self.say(f"info string {' '.join(text.split())}")
 
     def _go(self, words: list[str]) -> None:
         self._end_search()
@@ -194,12 +185,9 @@ class Engine:
             first = next(one for one in board.legal_moves if one.uci() in allowed)
             why = f"{choice.move.uci()} is not among searchmoves; {first.uci()} is played"
             choice = Choice(first, fault=why)
-        took, score = int(1000 * (time.monotonic() - began)), ""
-        if (
-            choice.pawns is not None
-        ):  # within those of a mate, as the model's numbers have no bounds
+        took, score, move = int(1000 * (time.monotonic() - began)), "", choice.move.uci()
+        if choice.pawns is not None:  # the model's numbers have no bounds, those of a mate have
             score = f" score cp {max(1 - MATE_CP, min(MATE_CP - 1, round(100 * choice.pawns)))}"
-        move = choice.move.uci()
         line = f"info depth 1{score} nodes 1 time {took} pv {move}"
         fault = [f"info string {choice.fault}"] if choice.fault else []
         return [line, *fault, f"bestmove {move}"]

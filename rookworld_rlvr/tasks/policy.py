@@ -343,22 +343,17 @@ class PolicyTask(Task):
 
     def truth(self, prompt: str, values: Values | None = None) -> str | None:
         """See `Task`."""
-        return self._written(prompt, values)
+        return self.right_answer(prompt, values)
 
-    def right_answer(self, prompt: str, values: Values | None, draw: random.Random) -> str | None:
-        """See `Task`: the moves of `M` in random order."""
-        return self._written(prompt, values, draw)
-
-    def _written(
+    def right_answer(
         self, prompt: str, values: Values | None, draw: random.Random | None = None
     ) -> str | None:
+        """See `Task`: the moves of `M` in random order; without `draw` always in the same."""
         if values is None:
             return None
-        ordered = [
-            ActionValue(move, cp) for move, cp in sorted(values.items(), key=lambda item: -item[1])
-        ]
-        fen = parse_policy_prompt(prompt)
-        return write_policy_answer(policy_reference(fen, ordered, draw))
+        best_first = sorted(values.items(), key=lambda item: -item[1])
+        ordered = [ActionValue(move, cp) for move, cp in best_first]
+        return write_policy_answer(policy_reference(parse_policy_prompt(prompt), ordered, draw))
 
     def choices(
         self, completion: str, values: Values | None

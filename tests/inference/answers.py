@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from rookworld_rlvr.common.errors import NotationError
-from rookworld_rlvr.inference.prompts import Reply
+from rookworld_rlvr.inference.model import Reply
 from rookworld_rlvr.inference.uci import Analyse, Stopped
 from rookworld_rlvr.tasks.policy import parse_policy_answer
 from rookworld_rlvr.tasks.types import PolicyAnswer

@@ -7,7 +7,7 @@ import pytest
 
 from rookworld_rlvr.common.errors import EngineError
 from rookworld_rlvr.inference.analyse import answer_lines, main, simulation_lines
-from rookworld_rlvr.inference.prompts import Reply
+from rookworld_rlvr.inference.model import Reply
 from rookworld_rlvr.tasks.environment import parse_environment_answer
 
 MATE = "6k1/5ppp/8/8/8/8/8/R5K1 w - - 0 1"

@@ -97,7 +97,6 @@ SHAPINGS: list[tuple[dict[str, Any], list[float]]] = [
     ({"shaping": "linear"}, [1, 0.911111, 0.822222, 0.644444, -0.3]),
     ({"shaping": "binary"}, [1, 0, 0, 0, -0.3]),
     ({"shaping": "continuous"}, [1, 0.929600, 0.893333, 0.758335, -0.3]),
-    ({"thresholds": [0.6, 0.75]}, [1, 0.8, 0.8, 0.4, -0.3]),
 ]
 
 
@@ -308,8 +307,6 @@ NO_LISTS: list[Any] = [None, [], "graduated", {"name": "graduated"}, 5]
         ([{"name": "Graduated"}], ["'Graduated'", "did you mean graduated"]),
         ([{"name": "graduated", "shapin": "linear"}], ["'shapin'", "did you mean shaping"]),
         ([{"name": "graduated", "shaping": "cubic"}], ["'cubic'", "linear", "binary"]),
-        ([{"name": "graduated", "thresholds": [0.9, 0.5]}], ["[0.9, 0.5]", "the smaller first"]),
-        ([{"name": "graduated", "thresholds": 0.5}], ["0.5 is not a list"]),
         ([{"name": "asymmetric", "shaping": "linear"}], ["asymmetric", "no option 'shaping'"]),
         ([{"name": "asymmetric", "weight": "heavy"}], ["'heavy'", "is not a number"]),
         ([{"name": "asymmetric", "weight": True}], ["True", "is not a number"]),
