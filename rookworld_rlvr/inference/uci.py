@@ -29,6 +29,8 @@ Analyse = Callable[[str], Reply[PolicyAnswer]]
 Load = Callable[[str, Callable[[], bool]], Analyse]
 """A model's name, and whether to give up → the model; it raises `Stopped` when it is to give up."""
 
+COMMANDS = ("uci", "isready", "position", "go", "stop", "quit")
+
 OVERHEAD_MS = 100  # that an answer needs to arrive
 
 
@@ -83,14 +85,6 @@ class Engine:
         self._stop = threading.Event()
         self._search: threading.Thread | None = None
         self._is_infinite = False  # its move waits for `stop`
-        self._commands: dict[str, Callable[[list[str]], object]] = {
-            "uci": self._uci,
-            "isready": self._isready,
-            "position": self._position,
-            "go": self._go,
-            "stop": lambda words: self._end_search(),
-            "quit": lambda words: self._end_search(),
-        }
 
     def run(self, lines: Iterable[str]) -> None:
         """Carry out lines until `quit`, or until the end of the input.
@@ -100,11 +94,23 @@ class Engine:
         """
         for line in lines:
             # As UCI demands, unknown words before a command are ignored.
-            words = list(itertools.dropwhile(lambda word: word not in self._commands, line.split()))
-            if words:
-                self._commands[words[0]](words[1:])
-            if words[:1] == ["quit"]:
-                return
+            words = list(itertools.dropwhile(lambda word: word not in COMMANDS, line.split()))
+            match words:
+                case ["uci", *_]:
+                    name = f"id name RookWorld {Path(self.model).name}"
+                    self.say(name, "id author rookworld-rlvr", "uciok")
+                case ["isready", *_]:
+                    self._loaded()
+                    self.say("readyok")
+                case ["position", *where]:
+                    self._set(where)
+                case ["go", *how]:
+                    self._go(how)
+                case ["stop", *_]:
+                    self._end_search()
+                case ["quit", *_]:
+                    self._end_search()
+                    return
         if self._search is not None and not self._is_infinite:
             self._search.join()
         self._end_search()
@@ -116,15 +122,7 @@ class Engine:
     # ----------------------------------------------------------------------------------------------
     # Commands
     # ----------------------------------------------------------------------------------------------
-    def _uci(self, words: list[str]) -> None:
-        name = Path(self.model).name
-        self.say(f"id name RookWorld {name}", "id author rookworld-rlvr", "uciok")
-
-    def _isready(self, words: list[str]) -> None:
-        self._loaded()
-        self.say("readyok")
-
-    def _position(self, words: list[str]) -> None:
+    def _set(self, words: list[str]) -> None:
         try:
             self.board = parse_position(words)
         except RookWorldError as error:

@@ -64,9 +64,6 @@ EN_PASSANT = re.compile(r"-|[a-h][36]")
 _RANK = re.compile(r"[1-8pnbrqkPNBRQK]{1,8}")
 
 
-_PLACEMENT = re.compile(r"[1-8pnbrqkPNBRQK/]{1,200}")
-
-
 # --------------------------------------------------------------------------------------------------
 # Rows
 # --------------------------------------------------------------------------------------------------
@@ -141,23 +138,20 @@ def parse_loose_fen(text: str) -> str:
     fields = [field for field in text.split(" ") if field]
     if len(fields) != 6:
         raise NotationError("a FEN has six fields", text)
-    placement, turn, castling, en_passant, halfmoves, fullmoves = fields
-    if not _PLACEMENT.fullmatch(placement):
-        raise NotationError("a FEN's board is not pieces, numbers and slashes", placement)
-    if turn not in ("w", "b"):
-        raise NotationError("a FEN's side to move is neither 'w' nor 'b'", turn)
-    if not CASTLING.fullmatch(castling):
-        raise NotationError(
-            "a FEN's castling field is neither '-' nor some of 'KQkq' in order", castling
-        )
-    if not EN_PASSANT.fullmatch(en_passant):
-        raise NotationError(
-            "a FEN's en passant field is neither '-' nor a square of rank 3 or 6", en_passant
-        )
-    for counter in (halfmoves, fullmoves):
-        if not COUNTER.fullmatch(counter):
-            raise NotationError("a FEN's counter is not a whole number", counter)
+    for field, (form, fault) in zip(fields, _FEN_FORMS, strict=True):
+        if not form.fullmatch(field):
+            raise NotationError(f"a FEN's {fault}", field)
     return " ".join(fields)
+
+
+_FEN_FORMS = (
+    (re.compile(r"[1-8pnbrqkPNBRQK/]{1,200}"), "board is not pieces, numbers and slashes"),
+    (re.compile("[wb]"), "side to move is neither 'w' nor 'b'"),
+    (CASTLING, "castling field is neither '-' nor some of 'KQkq' in order"),
+    (EN_PASSANT, "en passant field is neither '-' nor a square of rank 3 or 6"),
+    (COUNTER, "counter is not a whole number"),
+    (COUNTER, "counter is not a whole number"),
+)
 
 
 def parse_move(text: str) -> str:
