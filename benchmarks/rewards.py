@@ -19,7 +19,7 @@ from typing import Any
 from rookworld_rlvr.data import synthesis
 from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.rewards.registry import get_reward_funcs, known_rewards
-from rookworld_rlvr.tasks import environment, fill_in, rules
+from rookworld_rlvr.tasks import environment, fill_in_record, rules
 from rookworld_rlvr.tasks.registry import TASKS
 
 GROUP = 8
@@ -81,10 +81,10 @@ def variant(text: str, number: int, rng: random.Random) -> str:
 def clear_caches() -> None:
     """Clear the caches of boards and scores before a run."""
     rules.transition.cache_clear()
-    for task in (environment, fill_in):
-        task._judged_prompt.cache_clear()
+    environment._judged_prompt.cache_clear()
     environment.score_environment.cache_clear()
-    fill_in.fitting.cache_clear()
+    fill_in_record.judged_prompt.cache_clear()
+    fill_in_record.fitting.cache_clear()
 
 
 if __name__ == "__main__":

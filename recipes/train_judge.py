@@ -27,8 +27,7 @@ from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.gpt2 import fuse_gelu
 from rookworld_rlvr.reports.judge import judge_report, pairs_text, report_text
-from rookworld_rlvr.rewards.judge import load_judge
-from rookworld_rlvr.rewards.judge_spec import JudgeSpec
+from rookworld_rlvr.rewards.judge import JudgeSpec, load_judge
 from rookworld_rlvr.training.callbacks import StopOnInterrupt
 from rookworld_rlvr.training.checkpoints import WholeCheckpoints
 from rookworld_rlvr.training.config import RookWorldRewardConfig, RunArguments

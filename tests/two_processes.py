@@ -19,8 +19,7 @@ from accelerate import PartialState
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data
 from rookworld_rlvr.models import loading
-from rookworld_rlvr.rewards.judge import Judge, JudgeReward
-from rookworld_rlvr.rewards.judge_spec import judge_spec
+from rookworld_rlvr.rewards.judge import Judge, JudgeReward, JudgeSpec
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.registry import task_of
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
@@ -72,7 +71,7 @@ def main(argv: Sequence[str]) -> None:
         )
     )
     tokenizer = loading.load_tokenizer(loading.PACKAGED_MODEL)
-    judge = JudgeReward(judge_spec(JUDGE), Judge(tiny_judge(tokenizer), tokenizer))
+    judge = JudgeReward(JudgeSpec(**JUDGE), Judge(tiny_judge(tokenizer), tokenizer))
     trainer = packaged_trainer(args, [uneven, judge], data, mixed_rows(data.train))
     trainer.train()
     # what differs between processes, beside `time/`

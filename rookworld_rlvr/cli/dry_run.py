@@ -14,7 +14,7 @@ from ..common.errors import RookWorldError
 from ..common.terminal import wrapped
 from ..data.loading import LoadedData
 from ..engine.truth import PolicyTruth
-from ..rewards.own import checked, placed_errors
+from ..rewards.guard import checked, placed_errors
 from ..rewards.registry import RewardFunc, get_reward_funcs, known_rewards
 from ..tasks.registry import TASKS
 from ..tasks.task import Task

@@ -25,7 +25,8 @@ from ..common.progress import shown
 from ..common.settings import setting
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT, parse_environment_answer
-from ..tasks.fill_in import FILL_IN, last_move_agrees
+from ..tasks.fill_in import FILL_IN
+from ..tasks.fill_in_record import last_move_agrees
 from ..tasks.policy import POLICY, evaluation_pairs, parse_policy_answer, score_policy
 from ..tasks.rules import SIDES
 from ..tasks.types import FILL_IN_FIELDS, values_by_move

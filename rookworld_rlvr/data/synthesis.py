@@ -18,10 +18,10 @@ import chess
 from ..common.errors import NotationError, RookWorldError
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT, write_environment_prompt
-from ..tasks.fill_in import (
+from ..tasks.fill_in import FILL_IN
+from ..tasks.fill_in_record import (
     FEN_COLUMNS,
     FEN_FIELDS,
-    FILL_IN,
     FILL_IN_COLUMNS,
     check_answer,
     fen_parts,

@@ -23,38 +23,28 @@ from ..tasks import rules
 from ..tasks.environment import answer_fields
 from ..tasks.types import MATE_CP, EnvironmentAnswer, PolicyAnswer, Values
 from .arguments import model_parser, run, start
-from .prompts import Reply, over, read_legal_move, read_move, read_position
-
-
-def parser() -> argparse.ArgumentParser:
-    """The options."""
-    made = model_parser("analyse", __doc__ or "")
-    add = made.add_argument
-    add("--fen", nargs="+", help="the position (default: the start position)")
-    add(
-        "--moves",
-        nargs="+",
-        default=[],
-        help="moves to play from there, in UCI or SAN: e2e4 c5 Nf3",
-    )
-    add("--move", help="ask for the state after this move; in UCI, it may be illegal")
-    return made
+from .model import Reply, over, read_legal_move, read_move, read_position
 
 
 def main(argv: Sequence[str]) -> int:
     """Answer; the exit code is 2 if the input is bad."""
-    args = parser().parse_args(argv)
+    parser = model_parser("analyse", __doc__ or "", fen="the position")
+    played = "moves to play from there, in UCI or SAN: e2e4 c5 Nf3"
+    parser.add_argument("--moves", nargs="+", default=[], help=played)
+    asked = "ask for the state after this move; in UCI, it may be illegal"
+    parser.add_argument("--move", help=asked)
+    args = parser.parse_args(argv)
     return run("analyse", lambda: print(printable("\n".join(_answer(args)))))
 
 
 def _answer(args: argparse.Namespace) -> Iterator[str]:
-    board = position_of(" ".join(args.fen or [chess.STARTING_FEN]), args.moves)
+    board = chess.Board(read_position(" ".join(args.fen)))
+    for move in args.moves:
+        board.push(read_legal_move(board, move))
     fen = board.fen()
     if args.move is not None:
-        history = [move.uci() for move in board.move_stack]
         move = read_move(board, args.move).uci()  # faults show before a model is loaded
-        model = start(args.model)
-        (state,) = model.step_all([(fen, move, history)])
+        (state,) = start(args.model).step_all([(fen, move, board.move_stack)])
         yield from simulation_lines(fen, move, args.model, state)
     else:
         yield from position_lines(fen)
@@ -62,22 +52,9 @@ def _answer(args: argparse.Namespace) -> Iterator[str]:
             yield f"nothing to analyse: {over(board)}"
             return
         values, engine = _values(fen)
-        model = start(args.model)
-        (reply,) = model.analyse_all([fen])
+        (reply,) = start(args.model).analyse_all([fen])
         yield from answer_lines(fen, args.model, reply, values)
         yield f"Evaluations in pawns, from the side to move. {engine}"
-
-
-def position_of(fen: str, moves: Sequence[str]) -> chess.Board:
-    """The board after some moves, in UCI or SAN.
-
-    Raises:
-        RookWorldError: The FEN is malformed or not a legal position, or a move is illegal.
-    """
-    board = chess.Board(read_position(fen))
-    for move in moves:
-        board.push(read_legal_move(board, move))
-    return board
 
 
 # --------------------------------------------------------------------------------------------------

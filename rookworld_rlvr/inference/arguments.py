@@ -6,18 +6,17 @@ import argparse
 import io
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+
+import chess
 
 from ..common.errors import RookWorldError
 from ..common.terminal import printable
 from ..models.loading import PACKAGED_MODEL, check_model_name
-
-if TYPE_CHECKING:
-    from .model import RookWorld
+from .model import RookWorld
 
 
-def model_parser(command: str, about: str) -> argparse.ArgumentParser:
-    """A parser for a command of `rookworld` with the option ``--model``."""
+def model_parser(command: str, about: str, fen: str = "") -> argparse.ArgumentParser:
+    """A parser for a command of `rookworld` with ``--model``, and ``--fen`` if a help is given."""
     parser = argparse.ArgumentParser(
         f"rookworld {command}",
         description=about,
@@ -31,6 +30,10 @@ def model_parser(command: str, about: str) -> argparse.ArgumentParser:
         metavar="MODEL",
         help=f"{PACKAGED_MODEL} (the default), a run's folder, or a Hub id",
     )
+    if fen:
+        start = chess.STARTING_FEN.split()
+        help = f"{fen} (default: the start position)"
+        parser.add_argument("--fen", nargs="+", default=start, help=help)
     return parser
 
 
@@ -58,8 +61,6 @@ def start(name: str) -> RookWorld:
     if faults := check_model_name(name, "--model"):  # before torch is loaded
         raise RookWorldError(faults[0])
     from transformers.utils import logging
-
-    from .model import RookWorld
 
     logging.disable_progress_bar()  # for weights; downloads keep theirs
     logging.set_verbosity_error()

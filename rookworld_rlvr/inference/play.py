@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import chess
 import chess.pgn
@@ -17,13 +17,10 @@ from ..common.errors import RookWorldError
 from ..common.files import check_writable
 from ..common.terminal import printable
 from ..tasks import rules
+from ..tasks.types import PolicyAnswer
 from .analyse import board_text
 from .arguments import model_parser, run, start
-from .prompts import choose, over, read_legal_move, read_position
-
-if TYPE_CHECKING:
-    from ..tasks.types import PolicyAnswer
-    from .prompts import Reply
+from .model import Reply, choose, over, read_legal_move, read_position
 
 HELP = """\
   a move  as Nf3, exd5, O-O, e8=Q, or as g1f3, e7e8q
@@ -59,11 +56,6 @@ class TerminalGame:
         self.faults: dict[int, str] = {}  # ply of the game → what was wrong with the model's move
         self._analyse = analyse
         self._say = say
-        self._commands: dict[str, Callable[[], object]] = {
-            "moves": lambda: say(" ".join(map(board.san, board.legal_moves))),
-            "resign": lambda: self.end("0-1" if human else "1-0", "you resign"),
-            "help": lambda: say(HELP),
-        }
 
     def play(self, ask: Callable[[str], str]) -> None:
         """Play until the game is over or left.
@@ -71,46 +63,49 @@ class TerminalGame:
         Args:
             ask: Shows a prompt and returns the answer, as `input` does.
         """
-        self.show()
+        self._show()
         while self.result == "*":
             if outcome := self.board.outcome():
-                self.end(outcome.result(), over(self.board))
+                self._end(outcome.result(), over(self.board))
             elif self.board.turn != self.human:
-                self.answer()
+                self._answer()
+            elif (text := ask(self._number()).strip()).lower() == "quit":
+                return
             else:
-                text = ask(self._number()).strip()
-                if text.lower() == "quit":
-                    return
-                if command := self._commands.get(text.lower()):
-                    command()
-                elif text:
-                    self.move(text)
+                self._obey(text)
 
-    def show(self) -> None:
-        """Show the board from the human's side."""
+    def _obey(self, text: str) -> None:
+        """Carry out what the human has typed."""
+        match text.lower():
+            case "":
+                pass
+            case "moves":
+                self._say(" ".join(map(self.board.san, self.board.legal_moves)))
+            case "resign":
+                self._end("0-1" if self.human else "1-0", "you resign")
+            case "help":
+                self._say(HELP)
+            case _:
+                try:
+                    self.board.push(read_legal_move(self.board, text))
+                except RookWorldError as error:
+                    self._say(f"{error}, or type moves for a list")
+
+    def _show(self) -> None:
         self._say(f"\n{board_text(self.board, self.human)}\n")
 
-    def end(self, result: str, how: str) -> None:
-        """End the game."""
+    def _end(self, result: str, how: str) -> None:
         self.result = result
         self._say(f"{result} ({how})")
 
-    def move(self, text: str) -> None:
-        """Play the human's move, or say why not."""
-        try:
-            self.board.push(read_legal_move(self.board, text))
-        except RookWorldError as error:
-            self._say(f"{error}, or type moves for a list")
-
-    def answer(self) -> None:
-        """Let the model move."""
+    def _answer(self) -> None:
         choice = choose(self.board, self._analyse(self.board.fen()))
         if choice.fault:
             self.faults[self.board.ply()] = choice.fault
             self._say(f"  ({choice.fault})")
         self._say(f"{self.name}: {self._number()}{self.board.san(choice.move)}")
         self.board.push(choice.move)
-        self.show()
+        self._show()
 
     def _number(self) -> str:
         return f"{self.board.fullmove_number}{'. ' if self.board.turn else '... '}"
@@ -129,22 +124,8 @@ class TerminalGame:
 # --------------------------------------------------------------------------------------------------
 # The command
 # --------------------------------------------------------------------------------------------------
-def _arguments() -> argparse.Namespace:
-    parser = model_parser("play", __doc__ or "")
-    add = parser.add_argument
-    add("--colour", "--color", choices=rules.SIDES, default="white", help="your colour")
-    add("--fen", nargs="+", help="where the game starts (default: the start position)")
-    add(
-        "--pgn",
-        type=Path,
-        default=Path("play.pgn"),
-        help="file to append the game to (default: play.pgn)",
-    )
-    return parser.parse_args()
-
-
 def _play(args: argparse.Namespace) -> None:
-    board = chess.Board(read_position(" ".join(args.fen or [chess.STARTING_FEN])))
+    board = chess.Board(read_position(" ".join(args.fen)))
     if how := over(board):
         raise RookWorldError(f"--fen: the game is already over ({how}); give another position")
     check_writable(args.pgn, "--pgn")
@@ -170,7 +151,11 @@ def main() -> NoReturn:
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  # makes input lines editable; Windows has no readline
-    args = _arguments()
+    parser = model_parser("play", __doc__ or "", fen="where the game starts")
+    add = parser.add_argument
+    add("--colour", "--color", choices=rules.SIDES, default="white", help="your colour")
+    add("--pgn", type=Path, default="play.pgn", help="file to append the game to (play.pgn)")
+    args = parser.parse_args()
     raise SystemExit(run("play", lambda: _play(args)))
 
 

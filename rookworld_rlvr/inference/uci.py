@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import chess
 
@@ -22,16 +21,15 @@ from ..tasks import rules
 from ..tasks.text import parse_fen
 from ..tasks.types import MATE_CP, PolicyAnswer
 from .arguments import model_parser, run, start
-from .prompts import Choice, choose, no_answer, read_legal_move
+from .model import Choice, Reply, choose, no_answer, read_legal_move
 
-if TYPE_CHECKING:
-    from .prompts import Reply
-
-Analyse = Callable[[str], "Reply[PolicyAnswer]"]
+Analyse = Callable[[str], Reply[PolicyAnswer]]
 """FEN → what a model says of it."""
 
 Load = Callable[[str, Callable[[], bool]], Analyse]
 """A model's name, and whether to give up → the model; it raises `Stopped` when it is to give up."""
+
+COMMANDS = ("uci", "isready", "position", "go", "stop", "quit")
 
 OVERHEAD_MS = 100  # that an answer needs to arrive
 
@@ -87,14 +85,6 @@ class Engine:
         self._stop = threading.Event()
         self._search: threading.Thread | None = None
         self._is_infinite = False  # its move waits for `stop`
-        self._commands: dict[str, Callable[[list[str]], object]] = {
-            "uci": self._uci,
-            "isready": self._isready,
-            "position": self._position,
-            "go": self._go,
-            "stop": lambda words: self._end_search(),
-            "quit": lambda words: self._end_search(),
-        }
 
     def run(self, lines: Iterable[str]) -> None:
         """Carry out lines until `quit`, or until the end of the input.
@@ -104,11 +94,23 @@ class Engine:
         """
         for line in lines:
             # As UCI demands, unknown words before a command are ignored.
-            words = list(itertools.dropwhile(lambda word: word not in self._commands, line.split()))
-            if words:
-                self._commands[words[0]](words[1:])
-            if words[:1] == ["quit"]:
-                return
+            words = list(itertools.dropwhile(lambda word: word not in COMMANDS, line.split()))
+            match words:
+                case ["uci", *_]:
+                    name = f"id name RookWorld {Path(self.model).name}"
+                    self.say(name, "id author rookworld-rlvr", "uciok")
+                case ["isready", *_]:
+                    self._loaded()
+                    self.say("readyok")
+                case ["position", *where]:
+                    self._set(where)
+                case ["go", *how]:
+                    self._go(how)
+                case ["stop", *_]:
+                    self._end_search()
+                case ["quit", *_]:
+                    self._end_search()
+                    return
         if self._search is not None and not self._is_infinite:
             self._search.join()
         self._end_search()
@@ -117,28 +119,15 @@ class Engine:
         """Write lines, all at once."""
         self._write("".join(f"{line}\n" for line in lines))
 
-    def _tell(self, text: str) -> None:
-        self.say(f"info string {' '.join(text.split())}")
-
     # ----------------------------------------------------------------------------------------------
     # Commands
     # ----------------------------------------------------------------------------------------------
-    def _uci(self, words: list[str]) -> None:
-        self.say(
-            f"id name RookWorld {Path(self.model).name}",
-            "id author rookworld-rlvr",
-            "uciok",
-        )
-
-    def _isready(self, words: list[str]) -> None:
-        self._loaded()
-        self.say("readyok")
-
-    def _position(self, words: list[str]) -> None:
+    def _set(self, words: list[str]) -> None:
         try:
             self.board = parse_position(words)
         except RookWorldError as error:
-            self._tell(f"{error}; the position is still {self.board.fen()}")
+            text = f"{error}; the position is still {self.board.fen()}"
+            self.say(f"info string {' '.join(text.split())}")
 
     def _go(self, words: list[str]) -> None:
         self._end_search()
@@ -194,12 +183,9 @@ class Engine:
             first = next(one for one in board.legal_moves if one.uci() in allowed)
             why = f"{choice.move.uci()} is not among searchmoves; {first.uci()} is played"
             choice = Choice(first, fault=why)
-        took, score = int(1000 * (time.monotonic() - began)), ""
-        if (
-            choice.pawns is not None
-        ):  # within those of a mate, as the model's numbers have no bounds
+        took, score, move = int(1000 * (time.monotonic() - began)), "", choice.move.uci()
+        if choice.pawns is not None:  # the model's numbers have no bounds, those of a mate have
             score = f" score cp {max(1 - MATE_CP, min(MATE_CP - 1, round(100 * choice.pawns)))}"
-        move = choice.move.uci()
         line = f"info depth 1{score} nodes 1 time {took} pv {move}"
         fault = [f"info string {choice.fault}"] if choice.fault else []
         return [line, *fault, f"bestmove {move}"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,10 +17,10 @@ from accelerate.utils import gather_object
 from trl.trainer.utils import get_callable_name, is_async_callable
 
 from ..common.errors import RookWorldError
+from ..common.own import place_of
 from ..common.settings import setting
 from ..tasks.registry import task_of
 from ..tasks.text import message_text
-from .own import checked, only_rows, placed_errors
 
 logger = logging.getLogger(__name__)
 
@@ -237,3 +238,77 @@ class _Call:
 
 def _ignore(name: str, value: Any) -> None:
     """In place of TRL's functions that log: the first call has done it."""
+
+
+# --------------------------------------------------------------------------------------------------
+# Calls of a user's reward
+# --------------------------------------------------------------------------------------------------
+@contextmanager
+def placed_errors(name: str) -> Iterator[None]:
+    """Whatever a user's reward raises, as one message with the file and line."""
+    try:
+        yield
+    except RookWorldError:
+        raise
+    except Exception as error:
+        raise RookWorldError(f"the reward {name} raised {place_of(error)}") from error
+
+
+def only_rows(rows: Sequence[int], size: int, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """What TRL passes for `size` completions, for some of them."""
+    if len(rows) == size:
+        return dict(inputs)
+    chosen = {
+        key: [value[row] for row in rows]
+        if isinstance(value, list) and len(value) == size
+        else value
+        for key, value in inputs.items()
+    }
+    if (log := inputs.get("log_extra")) is not None:
+
+        def log_extra(column: str, values: Sequence[Any]) -> None:
+            by_row = dict(zip(rows, values, strict=True))
+            log(column, [by_row.get(row) for row in range(size)])
+
+        chosen["log_extra"] = log_extra
+    return chosen
+
+
+def listed(name: str, values: Any, size: int) -> Sequence[Any]:
+    """What a reward returned for `size` completions, as a list of that length.
+
+    Raises:
+        RookWorldError: It is not a list, array or tensor, or it has another length.
+    """
+    values = values.tolist() if hasattr(values, "tolist") else values  # NumPy, PyTorch
+    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != size:
+        said = f"{len(values)} rewards" if isinstance(values, Sequence) else "no list"
+        raise RookWorldError(
+            f"the reward {name} returned {said} for {size} completions; return one number or None for "
+            "each"
+        )
+    return values
+
+
+def checked(name: str, values: Any, size: int) -> list[float | RookWorldError | None]:
+    """What a reward returned: for each row a number, None, or what is wrong with the value.
+
+    Raises:
+        RookWorldError: See `listed`.
+    """
+    return [
+        RookWorldError(f"the reward {name} returned {value!r}; return finite numbers or None")
+        if value is not None and not _is_finite(value)
+        else value
+        if value is None
+        else float(value)
+        for value in listed(name, values, size)
+    ]
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether a value is a finite number; numbers of NumPy and PyTorch are, texts are not."""
+    try:
+        return not isinstance(value, str | bytes) and math.isfinite(value)
+    except Exception:  # what a user's function returns may raise anything, as a vector does
+        return False

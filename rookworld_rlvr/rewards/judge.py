@@ -13,24 +13,39 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
-from typing import Any
-
-import torch
-from accelerate import PartialState
-from accelerate.utils import patch_environment
-from transformers import (
-    AutoModelForSequenceClassification,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..common.errors import RookWorldError
+from ..common.settings import setting
 from ..engine.truth import PolicyTruth, policy_values
 from ..models import loading
-from ..models.decoding import pad_rows
-from ..models.gpt2 import fuse_gelu
-from ..tasks.registry import is_right, task_of
-from .judge_spec import JudgeSpec
+from ..tasks.registry import TASKS, is_right, task_of
+from .composites import Options
+
+if TYPE_CHECKING:  # libraries are imported where they are used: to check an entry takes none
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeSpec(Options):
+    """A judge's entry in `rewards`."""
+
+    model: str = setting(
+        "",
+        "Folder (rookworld judge makes one) or Hub id of a sequence classifier with one score.",
+        filled=True,
+    )
+    batch_size: int = setting(64, "Texts scored in one forward pass.", least=1)
+    scale: Literal["raw", "sigmoid"] = setting(
+        "raw", "How a score becomes the reward: raw leaves it as it is; sigmoid maps it to [0, 1]."
+    )
+    tasks: tuple[str, ...] = setting(
+        lambda: tuple(TASKS),
+        "Tasks whose rows it judges; other rows get None.",
+        among=TASKS,
+        of="task",
+        filled=True,
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -101,6 +116,10 @@ class Judge:
         return rows
 
     def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        import torch
+
+        from ..models.decoding import pad_rows
+
         device = self.network.device
         batch = pad_rows(rows, self.network.config.pad_token_id, "right")
         # Its own precision, even if the trainer's forwards run under autocast.
@@ -117,6 +136,10 @@ def load_judge(spec: JudgeSpec) -> Judge:
         RookWorldError: The model or tokenizer was not found, or the model is not a sequence classifier
             with one score; the message says what was found.
     """
+    from accelerate import PartialState
+
+    from ..models.gpt2 import fuse_gelu
+
     try:
         network = _load_network(spec.model)
         tokenizer = loading.load_tokenizer(spec.model, must_end=False)
@@ -131,6 +154,9 @@ def load_judge(spec: JudgeSpec) -> Judge:
 
 
 def _load_network(name: str) -> PreTrainedModel:
+    from accelerate.utils import patch_environment
+    from transformers import AutoModelForSequenceClassification
+
     # FSDP's efficient loading would give the weights to the first process alone.
     with patch_environment(FSDP_CPU_RAM_EFFICIENT_LOADING="false"):
         network, info = loading.load_safely(
@@ -162,7 +188,6 @@ class JudgeReward:
         RookWorldError: See `load_judge`.
     """
 
-    is_judge = True  # for `judges_of`
     is_packaged = True  # see `guard`
 
     def __init__(
@@ -191,12 +216,12 @@ class JudgeReward:
         mine = [row for row, text in enumerate(prompts) if task_of(text) in self.spec.tasks]
         column = action_values if action_values is not None else [None] * len(prompts)
         asked: Any = [[texts[row] for row in mine] for texts in (prompts, completions, column)]
-        judged = self._judged(*asked)
+        scores = self.judge.scores(*asked[:2])
         if log_metric is not None:
-            self._log(log_metric, judged)
+            self._log(log_metric, scores, *asked)
         rewards: list[float | None] = [None] * len(prompts)
-        for row, one in zip(mine, judged, strict=True):
-            rewards[row] = None if one.score is None else self._scaled(one.score)
+        for row, score in zip(mine, scores, strict=True):
+            rewards[row] = None if score is None else self._scaled(score)
         return rewards
 
     def check_lengths(self, prompts: Iterable[str], max_completion_length: int) -> None:
@@ -212,50 +237,36 @@ class JudgeReward:
             network, tokenizer = self.judge.network, self.judge.tokenizer
             loading.check_lengths(network.config, tokenizer, mine, max_completion_length + 1)
 
-    def _judged(
-        self, prompts: list[str], completions: list[str], column: list[Any]
-    ) -> list[_Judged]:
-        scores = self.judge.scores(prompts, completions)
-        values = policy_values(self.truth, prompts, column, [True] * len(prompts))
-        return [
-            _Judged(prompt + text, score, is_right(prompt, text, by_move))
-            for prompt, text, score, by_move in zip(
-                prompts, completions, scores, values, strict=True
-            )
-        ]
-
     def _scaled(self, score: float) -> float:
         """The reward of a score."""
         if self.spec.scale == "raw":
             return score
         return 0.5 * (1 + math.tanh(score / 2))  # the sigmoid, without overflow
 
-    def _log(self, log_metric: Callable[[str, float], None], judged: Sequence[_Judged]) -> None:
+    def _log(
+        self,
+        log_metric: Callable[[str, float], None],
+        scores: list[float | None],
+        prompts: list[str],
+        completions: list[str],
+        column: list[Any],
+    ) -> None:
         """Log metrics of this process's rows, of which TRL takes the mean; nothing without rows."""
-        scored = [one for one in judged if one.score is not None]
-        numbers = {"too_long": 1 - len(scored) / len(judged)} if judged else {}
-        numbers |= _means(scored)
-        if len({one.text for one in scored}) > 1:  # scores of one text cannot differ
-            scores = [one.score for one in scored if one.score is not None]
-            numbers["std"] = pstdev(scores)
-            numbers["reward_std"] = pstdev(map(self._scaled, scores))
+        values = policy_values(self.truth, prompts, column, [True] * len(prompts))
+        given: dict[str, list[float]] = {"mean": [], "truth": []}
+        texts = set()
+        for score, prompt, text, by_move in zip(scores, prompts, completions, values, strict=True):
+            if score is None:
+                continue
+            given["mean"].append(score)
+            texts.add(prompt + text)
+            if (right := is_right(prompt, text, by_move)) is not None:
+                given["truth"].append(right)
+        numbers = {name: fmean(found) for name, found in given.items() if found}
+        if scores:
+            numbers["too_long"] = 1 - len(given["mean"]) / len(scores)
+        if len(texts) > 1:  # scores of one text cannot differ
+            numbers["std"] = pstdev(given["mean"])
+            numbers["reward_std"] = pstdev(map(self._scaled, given["mean"]))
         for name, number in numbers.items():
             log_metric(f"judge/{self.spec.name}/{name}", number)
-
-
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    """What is known of one completion."""
-
-    text: str
-    score: float | None  # None: the text is too long
-    is_right: bool | None  # by its task's headline metric; None: no truth
-
-
-def _means(scored: Sequence[_Judged]) -> dict[str, float]:
-    """Mean score and share right of completions; a key is missing if no completion has a value."""
-    sides = {
-        "mean": [one.score for one in scored if one.score is not None],
-        "truth": [float(one.is_right) for one in scored if one.is_right is not None],
-    }
-    return {name: fmean(values) for name, values in sides.items() if values}

@@ -22,8 +22,6 @@ from ..tasks.policy import POLICY
 from ..tasks.registry import TASKS, score_row, task_of
 from ..tasks.text import message_text
 from . import composites
-from .judge_spec import JudgeSpec, is_judge, judge_spec
-from .own import own_faults, own_reward, own_tasks
 
 RewardFunc = Callable[..., Any]
 """Takes keywords; returns a number or None for each row. A user's function may be a coroutine."""
@@ -95,8 +93,8 @@ def get_reward_funcs(
     Args:
         specs: A name, or ``{"name": ..., "weight": ..., **options}``, each; the weight is for the
             trainer (`RookWorldGRPOConfig` hands it to TRL's `reward_weights`). The name ``judge`` or
-            ``judge_<suffix>`` means a frozen model, which is loaded, see `judge_spec.JudgeSpec`. A
-            name with a colon means the user's own, see `own.own_reward`.
+            ``judge_<suffix>`` means a frozen model, which is loaded, see `judge.JudgeSpec`. A name with
+            a colon means the user's own, see `own.own_reward`.
         truth: Where the values of moves come from; None takes the column `action_values`.
 
     Raises:
@@ -124,14 +122,20 @@ def specs_of(specs: Any) -> Any:
     return [{"name": spec} if isinstance(spec, str) else spec for spec in specs]
 
 
+def _is_judge(name: str) -> bool:
+    return name == "judge" or name.startswith("judge_")
+
+
 def _open(spec: Spec, truth: PolicyTruth) -> RewardFunc:
     if is_own(spec["name"]):
-        return own_reward(spec)
-    if not is_judge(spec["name"]):
-        return _reward_func(spec, truth)
-    from .judge import JudgeReward  # it needs torch, which no other reward does
+        from .own import own_reward
 
-    return JudgeReward(judge_spec(spec), truth=truth)
+        return own_reward(spec, judged_tasks(spec))
+    if _is_judge(spec["name"]):
+        from .judge import JudgeReward, JudgeSpec
+
+        return JudgeReward(JudgeSpec(**spec), truth=truth)
+    return _reward_func(spec, truth)
 
 
 def check_reward_specs(specs: Any) -> list[str]:
@@ -161,11 +165,15 @@ def check_reward_specs(specs: Any) -> list[str]:
 
 def _check_reward_spec(spec: Spec) -> list[str]:
     name = spec["name"]
-    rewards = known_rewards()
     if is_own(name):
+        from .own import own_faults
+
         return own_faults(spec)
-    if is_judge(name):
+    if _is_judge(name):
+        from .judge import JudgeSpec
+
         return record_faults(JudgeSpec, {"model": "", **spec}, f"rewards: {name}")
+    rewards = known_rewards()
     if name not in rewards:
         close = close_matches(name, (*rewards, "judge"))
         return [
@@ -176,14 +184,14 @@ def _check_reward_spec(spec: Spec) -> list[str]:
 
 def tasks_of(specs: Sequence[Spec]) -> set[str]:
     """The tasks that at least one of the rewards judges."""
-    return {task for spec in specs for task in _tasks(spec)}
+    return {task for spec in specs for task in judged_tasks(spec)}
 
 
-def _tasks(spec: Spec) -> tuple[str, ...]:
-    name = spec["name"]
-    if is_own(name):
-        return own_tasks(spec)
-    return judge_spec(spec).tasks if is_judge(name) else known_rewards()[name].tasks
+def judged_tasks(spec: Spec) -> tuple[str, ...]:
+    """The tasks that a reward judges: of a judge or a user's own all, unless `tasks` names some."""
+    if is_own(spec["name"]) or _is_judge(spec["name"]):
+        return tuple(spec.get("tasks") or TASKS)
+    return known_rewards()[spec["name"]].tasks
 
 
 def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:

@@ -90,16 +90,16 @@ def action_arrows(action: str | None) -> list[Arrow]:
 # --------------------------------------------------------------------------------------------------
 # What is drawn
 # --------------------------------------------------------------------------------------------------
-def placement_of(fen: str) -> dict[chess.Square, str]:
-    """Piece letters of a FEN's board by square, ``.`` for an empty square."""
+def squares_of(fen: str) -> str:
+    """Piece letters of a FEN's board by python-chess's squares, ``.`` for an empty one."""
     letters = expand_placement(fen.split(" ")[0])
-    return {chess.square_mirror(place): letter for place, letter in enumerate(letters)}
+    return "".join(letters[chess.square_mirror(square)] for square in chess.SQUARES)
 
 
-def pieces(placement: Mapping[chess.Square, str]) -> chess.BaseBoard:
+def pieces(squares: str) -> chess.BaseBoard:
     """The board as written, even if it is not a legal position."""
     board = chess.BaseBoard.empty()
-    for square, letter in placement.items():
+    for square, letter in enumerate(squares):
         if letter != ".":
             board.set_piece_at(square, chess.Piece.from_symbol(letter))
     return board

@@ -139,31 +139,23 @@ def score_environment(fen: str, action: str, completion: str) -> Score:
         IllegalPositionError: `fen` is not a legal position. No `completion` raises an error.
     """
     truth = rules.transition(fen, action)
-    fields, true_fields = [], truth.fen.split(" ")
+    true_fields = truth.fen.split(" ")
     position = float(position_as_written(completion).split(" ") == true_fields[:4])
     try:
         answer = parse_environment_answer(completion)
     except NotationError:
-        state = _malformed_state(completion, true_fields)
-        return {
-            **dict.fromkeys(ENVIRONMENT_COMPONENTS, 0.0),
-            "state": state,
-            "position": position,
-        }
-    fields = answer.fen.split(" ")
-    right = [mine == true for mine, true in zip(fields, true_fields, strict=True)]
-    suffix = [
-        answer.reward == truth.reward,
-        answer.terminated == truth.terminated,
-        answer.truncated == truth.truncated,
-    ]
-    state = 1.0 if all(right) else _state_shape(fields[0], true_fields[0], right[1:])
+        score = dict.fromkeys(ENVIRONMENT_COMPONENTS, 0.0)
+        return {**score, "state": _malformed_state(completion, true_fields), "position": position}
+    pairs = zip(answer_fields(answer).values(), answer_fields(truth).values(), strict=True)
+    right = [mine == true for mine, true in pairs]
+    of_fen, outcome = right[:6], right[6:]
+    board, true_board = answer.fen.split(" ")[0], true_fields[0]
     return {
         "format": 1.0,
-        "exact": float(all(right) and all(suffix)),
-        "state": state,
-        "outcome": sum(suffix) / 3,
-        "fields": (sum(right) + sum(suffix)) / 9,
+        "exact": float(all(right)),
+        "state": 1.0 if all(of_fen) else _state_shape(board, true_board, of_fen[1:]),
+        "outcome": sum(outcome) / 3,
+        "fields": sum(right) / 9,
         "closeness": Levenshtein.normalized_similarity(answer.fen, truth.fen),
         "position": position,
     }
@@ -302,7 +294,7 @@ class EnvironmentTask(Task):
 
         truth = rules.transition(row["fen"], row["action"])
         turn = rules.board_of(row["fen"]).turn
-        true_placement = boards.placement_of(truth.fen)
+        true_squares = boards.squares_of(truth.fen)
         arrows = boards.action_arrows(row["action"])
         wrong: list[chess.Square] = []
         try:
@@ -310,13 +302,13 @@ class EnvironmentTask(Task):
         except NotationError as error:
             words, mine = f"unreadable: {error.reason}", boards.blank("unreadable")
         else:
-            placement = boards.placement_of(answer.fen)
-            wrong = [s for s in chess.SQUARES if placement[s] != true_placement[s]]
+            squares = boards.squares_of(answer.fen)
+            wrong = [s for s in chess.SQUARES if squares[s] != true_squares[s]]
             words = _faults(answer, truth, len(wrong))
             fill = dict.fromkeys(wrong, boards.WRONG + "b0")
-            mine = boards.draw_board(boards.pieces(placement), turn, fill=fill)
+            mine = boards.draw_board(boards.pieces(squares), turn, fill=fill)
         fill = dict.fromkeys(wrong, boards.TRUTH + "b0")
-        right = boards.draw_board(boards.pieces(true_placement), turn, arrows, fill)
+        right = boards.draw_board(boards.pieces(true_squares), turn, arrows, fill)
         captions = [words, f"python-chess, after {row['action']}"]
         return boards.picture([mine, right], captions, words)
 

@@ -1,596 +1,28 @@
 """The fill-in task: restore what is hidden in an environment record.
 
-The truth is every answer that is consistent with the record. A record without its mask is consistent if
-
-1. its state is a legal position as python-chess writes it (`rules.canonical_fen`), not yet drawn by the
-   75-move rule;
-2. its action leads exactly to its next state, reward and flags (`rules.transition`);
-3. the last move of its history is its action;
-4. its state agrees with the earlier moves of the history: the last of them can have led to the state,
-   judged by its two squares, the halfmove clock and the en passant square; and no castling right remains
-   after a move from or to the squares of its king and rook;
-5. a complete history leads to its state. A history is complete if it has as many moves before the action
-   as the state's counters say. It starts at the standard start; only a record with no move before the
-   action may start elsewhere, if the visible part of its state shows that.
-
-An incomplete history is checked by 3 and 4 only: what came before it would need retrograde analysis.
-So several answers can fit: a halfmove clock before a capture, castling rights before the king's first
-move, castling written as the king's two steps or as the king taking its rook.
+What a mask may hide and which answers fit is in `fill_in_record`, which only a run with such rows loads.
 """
 
 from __future__ import annotations
 
 import random
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from itertools import combinations, product
+from collections.abc import Sequence
 from types import MappingProxyType
 
-import chess
-from rapidfuzz.distance import Levenshtein
+from ..common.errors import NotationError
+from .task import Metric, Row, Sampling, Task, documented
+from .text import FILL_IN_PREFIX
+from .types import FILL_IN_FIELDS, EnvironmentPrompt, Score, Values
 
-from ..common.errors import IllegalPositionError, NotationError, UnjudgeableError
-from . import rules
-from .environment import (
-    parse_environment_answer,
-    parse_environment_prompt,
-    write_environment_answer,
-    write_environment_prompt,
-)
-from .task import BELOW_EXACT, Metric, Row, Sampling, Task, documented
-from .text import (
-    CASTLING,
-    COUNTER,
-    EN_PASSANT,
-    ENVIRONMENT_PREFIX,
-    FILL_IN_PREFIX,
-    clean,
-    clean_answer,
-    contract_rank,
-    expand_placement,
-    parse_decimal,
-    parse_fen,
-    parse_move,
-    parse_rank,
-    write_decimal,
-)
-from .types import (
-    FILL_IN_FIELDS,
-    EnvironmentAnswer,
-    EnvironmentPrompt,
-    FillInField,
-    FillInPrompt,
-    Score,
-    Values,
-)
 
-# --------------------------------------------------------------------------------------------------
-# Text
-# --------------------------------------------------------------------------------------------------
-MASK = "[MASK]"
-
-
-FILL_IN_COLUMNS = (
-    *("state", "action", "history"),
-    *("next_state", "reward", "terminated", "truncated"),
-)
-
-
-FEN_COLUMNS = ("state", "next_state")
-
-
-FEN_FIELDS: tuple[FillInField, ...] = (
-    *(("rank",) * 8),  # from rank 8 down
-    "side_to_move",
-    "castling",
-    "en_passant",
-    "clocks",  # the halfmove clock
-    "clocks",  # the move number
-)
-
-
-_COLUMN_FIELDS: Mapping[str, FillInField] = {
-    "action": "action",
-    "next_state": "next_state",
-    "reward": "reward",
-    "terminated": "flags",
-    "truncated": "flags",
-}
-
-
-_UNMASKED: Mapping[FillInField, str] = {  # a valid value for each field
-    "action": "e2e4",
-    "next_state": "8/8/8/8/8/8/8/8 w - - 0 1",
-    "rank": "8",
-    "side_to_move": "w",
-    "castling": "-",
-    "en_passant": "-",
-    "clocks": "0",
-    "history": "e2e4",
-    "reward": "0.0",
-    "flags": "0",
-}
-
-
-def fen_parts(fen: str) -> tuple[str, ...]:
-    """The 13 parts of a FEN: the ranks from 8 to 1, side, castling, en passant, two clocks.
-
-    >>> fen_parts("8/8/8/8/8/4k3/8/4K3 w - - 0 1")[5:9]
-    ('4k3', '8', '4K3', 'w')
-    """
-    placement, *rest = fen.split(" ")
-    return (*placement.split("/"), *rest)
-
-
-def join_fen(parts: Sequence[str]) -> str:
-    """Join the parts of `fen_parts` to a FEN."""
-    return " ".join(("/".join(parts[:8]), *parts[8:]))
-
-
-def write_fill_in_prompt(prompt: FillInPrompt) -> str:
-    """Write ``F: state+action+history+next_state+reward+terminated+truncated+`` with a mask in it."""
-    return f"{FILL_IN_PREFIX} {'+'.join(prompt.columns)}+"
-
-
-def parse_fill_in_prompt(text: str) -> FillInPrompt:
-    """Read a fill-in prompt and find what is masked.
-
-    ``[MASK]`` hides one of: the action, the whole next state, one of the 13 parts of either FEN, a move
-    of the history, the reward, a flag. If it hides the action, it also hides the last move of the
-    history, which is the action. Everything else has the form of an environment row.
-
-    Raises:
-        NotationError: There are not seven columns, one of them is malformed, there is not exactly one
-            mask, or the mask hides something else.
-    """
-    body = clean(text)
-    columns = [column.strip(" ") for column in body.removeprefix(FILL_IN_PREFIX).split("+")]
-    if not body.startswith(FILL_IN_PREFIX) or len(columns) != 8 or columns[7]:
-        raise NotationError("not the seven fields of a fill-in prompt after 'F:'", body)
-    masked = [
-        name for name, column in zip(FILL_IN_COLUMNS, columns, strict=False) if MASK in column
-    ]
-    if masked == ["action", "history"] and columns[2].endswith(MASK) and body.count(MASK) == 2:
-        masked = ["action"]
-    elif len(masked) != 1 or body.count(MASK) != 1 or masked == ["action"]:
-        raise NotationError(f"not one {MASK} (of the action two, one ends the history)", body)
-    (column,) = masked
-    field, part = _masked_part(column, columns[FILL_IN_COLUMNS.index(column)])
-    asked, answered = _read(columns, _UNMASKED[field])
-    return mask(asked, answered, column, part)[0]
-
-
-def _read(columns: Sequence[str], answer: str) -> tuple[EnvironmentPrompt, EnvironmentAnswer]:
-    """A record with an answer in place of the mask, as prompt and answer of the environment."""
-    shown = [column.replace(MASK, answer) for column in columns]
-    asked = parse_environment_prompt("+".join(shown[:3]) + "+")
-    return asked, parse_environment_answer("+".join(shown[3:7]))
-
-
-def write_fill_in_answer(answer: str) -> str:
-    """Write an answer, after a space that keeps its tokens apart from those of the prompt.
-
-    >>> write_fill_in_answer("e2e4")
-    ' e2e4'
-    """
-    return f" {answer}"
-
-
-def parse_fill_in_answer(field: FillInField, text: str) -> str:
-    """Check the form of an answer and return it as a record writes it.
-
-    >>> parse_fill_in_answer("reward", " 1 ")
-    '1.0'
-
-    Raises:
-        NotationError: The text does not have the form of the field.
-    """
-    return _parse_field(field, clean_answer(text))
-
-
-def _masked_part(column: str, text: str) -> tuple[FillInField, int | None]:
-    """The field that the mask hides, and which part of its column that is."""
-    if text == MASK and column in _COLUMN_FIELDS:
-        return _COLUMN_FIELDS[column], None
-    parts = re.split(" +|/", text) if column in FEN_COLUMNS else text.split()
-    if MASK in parts:
-        part = parts.index(MASK)
-        if column in FEN_COLUMNS and len(parts) == len(FEN_FIELDS):
-            return FEN_FIELDS[part], part
-        if column == "history":
-            if part == len(parts) - 1:
-                raise NotationError(
-                    f"{MASK} hides the last move of the history, not the action", text
-                )
-            return "history", part
-    raise NotationError(f"{MASK} does not hide a field or a part of one in column {column}", text)
-
-
-def _parse_field(field: FillInField, text: str) -> str:
-    match field:
-        case "action" | "history":
-            return parse_move(text)
-        case "next_state":
-            return parse_fen(text)
-        case "rank":
-            return parse_rank(text)
-        case "reward":
-            return write_decimal(parse_decimal(text))
-    if not re.fullmatch(_FORMS[field], text):
-        raise NotationError(f"not a value of the field {field}", text)
-    return text
-
-
-_FORMS: Mapping[FillInField, str | re.Pattern[str]] = {
-    "side_to_move": "[wb]",
-    "castling": CASTLING,
-    "en_passant": EN_PASSANT,
-    "clocks": COUNTER,
-    "flags": "[01]",
-}
-
-
-# --------------------------------------------------------------------------------------------------
-# Truth
-# --------------------------------------------------------------------------------------------------
-_SIDE, _HALF_MOVES, _FULL_MOVES = 8, 11, 12  # of a FEN's parts
-
-
-_LAST_HALF_MOVE = 149  # at 150 halfmoves the game is drawn
-
-
-_DOUBLE_STEP = 2  # ranks
-
-
-@lru_cache(maxsize=16_384)
-def fitting(prompt: FillInPrompt) -> tuple[str, ...]:
-    """Every answer that makes the record consistent, see above.
-
-    The result is cached: the completions of a group share their prompt.
-
-    Raises:
-        NotationError: No answer fits, or nobody can say which do: the masked action was illegal, so any
-            illegal text would fit; or a move of an incomplete history is masked.
-    """
-    if prompt.field == "action" and prompt.columns[6] == "1":
-        reason = "a masked action was illegal: any illegal text would fit"
-    elif prompt.field == "history" and _plies(prompt.state) != len(prompt.history) - 1:
-        reason = "a masked move of an incomplete history cannot be judged"
-    elif found := {answer for answer in _candidates(prompt) if fits(prompt, answer)}:
-        return tuple(sorted(found))
-    else:
-        reason = "no answer is consistent with the record"
-    raise UnjudgeableError(reason, write_fill_in_prompt(prompt))
-
-
-def check_answer(prompt: FillInPrompt, answer: str) -> None:
-    """Refuse an answer, as `parse_fill_in_answer` returns it, that does not fit.
-
-    Raises:
-        NotationError: See `fitting`, or the answer does not fit.
-    """
-    if answer not in fitting(prompt):
-        raise UnjudgeableError(
-            "the answer is not consistent with the record",
-            f"{write_fill_in_prompt(prompt)} {answer}",
-        )
-
-
-def fits(prompt: FillInPrompt, answer: str) -> bool:
-    """Whether the record is consistent with `answer` in place of the mask; see above for the rules.
-
-    Args:
-        prompt: The masked record.
-        answer: As `parse_fill_in_answer` returns it.
-    """
-    try:
-        asked, answered = filled(prompt, answer)
-        board = rules.board_of(asked.fen)
-        if rules.transition(asked.fen, asked.action) != answered:
-            return False
-    except (NotationError, IllegalPositionError):
-        return False
-    return (
-        board.fen() == asked.fen
-        and not board.is_seventyfive_moves()
-        and asked.history[-1:] == (asked.action,)
-        and _en_passant_agrees(board, asked)
-        and last_move_agrees(board, asked.history)
-        and _castling_agrees(board, asked.history)
-        and _history_agrees(prompt, asked)
-    )
-
-
-def filled(prompt: FillInPrompt, answer: str) -> tuple[EnvironmentPrompt, EnvironmentAnswer]:
-    """Replace the mask by an answer, and split the record into prompt and answer of the environment.
-
-    Args:
-        prompt: The masked record.
-        answer: As `parse_fill_in_answer` returns it.
-    """
-    return _read(prompt.columns, answer)
-
-
-def mask(
-    asked: EnvironmentPrompt, answered: EnvironmentAnswer, column: str, part: int | None = None
-) -> tuple[FillInPrompt, str]:
-    """Hide a part of a record. Returns the fill-in prompt and the answer that was there.
-
-    Args:
-        asked: The environment's prompt.
-        answered: The environment's answer.
-        column: One of `FILL_IN_COLUMNS`.
-        part: Which part of a FEN or of the history, see `FillInPrompt`; None hides the whole column.
-
-    Raises:
-        NotationError: This column or part cannot be masked.
-    """
-    row = write_environment_prompt(asked) + write_environment_answer(answered)
-    texts = row.removeprefix(ENVIRONMENT_PREFIX).strip(" ").split("+")
-    at = FILL_IN_COLUMNS.index(column)
-    hidden, texts[at] = texts[at], MASK
-    if part is not None:
-        split, join = (fen_parts, join_fen) if column in FEN_COLUMNS else (str.split, " ".join)
-        parts = list(split(hidden))
-        hidden, parts[part] = parts[part], MASK
-        texts[at] = join(parts)
-    if column == "action":
-        texts[2] = " ".join((*asked.history[:-1], MASK))
-    field, _ = _masked_part(column, texts[at])
-    return FillInPrompt(tuple(texts), field, column, part), hidden
-
-
-# --------------------------------------------------------------------------------------------------
-# What the history says of the state
-# --------------------------------------------------------------------------------------------------
-def _en_passant_agrees(board: chess.Board, asked: EnvironmentPrompt) -> bool:
-    """Whether the en passant square is what the move before the action makes it."""
-    if len(asked.history) < 2:
-        return True
-    move = _readable(asked.history[-2])
-    start, end = move.from_square, move.to_square
-    ranks = abs(chess.square_rank(start) - chess.square_rank(end))
-    if board.piece_type_at(end) != chess.PAWN or ranks != _DOUBLE_STEP:
-        return board.ep_square is None
-    expected = board.copy(stack=False)
-    expected.ep_square = (start + end) // 2
-    return expected.fen() == asked.fen  # names the square only if a capture is legal
-
-
-def last_move_agrees(board: chess.Board, history: tuple[str, ...]) -> bool:
-    """Whether the move before the action can have led to the board, judged by its two squares."""
-    if len(history) < 2:
-        return True
-    move = _readable(history[-2])
-    if not move:
-        return False
-    start, end = move.from_square, move.to_square
-    if board.piece_at(end) is None:  # castling, written as the king taking its rook
-        end = chess.square(6 if end > start else 2, chess.square_rank(start))
-    piece = board.piece_at(end)
-    if piece is None or piece.color == board.turn or board.piece_at(start):
-        return False
-    if move.promotion or piece.piece_type == chess.PAWN:
-        return board.halfmove_clock == 0 and move.promotion in (None, piece.piece_type)
-    castled = piece.piece_type == chess.KING and abs(start - end) == 2
-    return castled or start in board.attacks(end)
-
-
-def _castling_agrees(board: chess.Board, history: tuple[str, ...]) -> bool:
-    """Whether no move before the action touched the squares of a king and rook that may castle."""
-    home = chess.SquareSet(board.castling_rights)  # of the rooks
-    for rank, king in ((chess.BB_RANK_1, chess.E1), (chess.BB_RANK_8, chess.E8)):
-        if home & rank:
-            home.add(king)
-    moves = [move for move in map(_readable, history[:-1]) if move]
-    return not any(move.from_square in home or move.to_square in home for move in moves)
-
-
-def _readable(text: str) -> chess.Move:
-    """Read a move; the null move if it cannot be read."""
-    try:
-        return chess.Move.from_uci(text)
-    except ValueError:
-        return chess.Move.null()
-
-
-def _history_agrees(prompt: FillInPrompt, asked: EnvironmentPrompt) -> bool:
-    """Whether a complete history leads to the state; True if the record does not show it."""
-    moves = asked.history[:-1]
-    if _plies(asked.fen) != len(moves) or replay(moves) == asked.fen:
-        return True
-    if moves or prompt.column != "state":
-        return not moves
-    # No move before the action: only the state shows whether the game began at the standard start.
-    assert prompt.part is not None
-    start = list(fen_parts(chess.STARTING_FEN))
-    start[prompt.part] = MASK
-    return join_fen(start) != prompt.state
-
-
-def _plies(fen: str) -> int:
-    """How many moves of both sides came before a position, by its counters."""
-    parts = fen_parts(fen)
-    return 2 * (int(parts[_FULL_MOVES]) - 1) + (parts[_SIDE] == "b")
-
-
-@lru_cache(maxsize=1_024)
-def replay(moves: tuple[str, ...]) -> str | None:
-    """The position after these moves from the standard start; None if one of them is illegal."""
-    board = chess.Board()
-    try:
-        for move in moves:
-            if not board.push_uci(move):  # the null move is not legal in chess
-                return None
-    except ValueError:
-        return None
-    return board.fen()
-
-
-# --------------------------------------------------------------------------------------------------
-# Candidates: they include every consistent answer
-# --------------------------------------------------------------------------------------------------
-_VALUES: Mapping[FillInField, Sequence[str]] = {
-    "side_to_move": "wb",
-    "castling": ["".join(some) or "-" for n in range(5) for some in combinations("KQkq", n)],
-    "en_passant": ["-", *map("".join, product("abcdefgh", "36"))],
-    "reward": ["0.001", "0.5", "1.0", "-1.0"],
-    "flags": "01",
-}
-"""All values of the fields that have few."""
-
-
-def _candidates(prompt: FillInPrompt) -> Iterable[str]:
-    if prompt.field == "action":
-        return _legal_moves(prompt.state)
-    if prompt.field == "history":
-        return _legal_moves(replay(prompt.history[: prompt.part]))
-    if prompt.column == "next_state":
-        return _next_parts(prompt)
-    if prompt.field == "rank":
-        return _ranks(prompt)
-    if prompt.field == "clocks":
-        return _clocks(prompt)
-    return _VALUES[prompt.field]
-
-
-def _legal_moves(fen: str | None) -> Iterator[str]:
-    """Legal moves in UCI notation, castling in both of its notations; none without a position."""
-    try:
-        board = rules.board_of(fen or "")
-    except IllegalPositionError:
-        return
-    for move in board.legal_moves:
-        yield board.uci(move)
-        if board.is_castling(move):
-            yield board.uci(move, chess960=True)
-
-
-def _next_parts(prompt: FillInPrompt) -> Iterator[str]:
-    """The hidden part of the next state, which follows from the state and the action."""
-    try:
-        fen = rules.transition(prompt.state, prompt.action).fen
-    except IllegalPositionError:
-        return
-    yield fen if prompt.part is None else fen_parts(fen)[prompt.part]
-
-
-def _clocks(prompt: FillInPrompt) -> Iterable[str]:
-    assert prompt.part is not None
-    after = int(fen_parts(prompt.next_state)[prompt.part])
-    if prompt.part == _HALF_MOVES and after == 0:
-        return map(str, range(_LAST_HALF_MOVE + 1))
-    return str(after - 1), str(after)
-
-
-_BEFORE_CASTLING = ({4: "k", 5: ".", 6: ".", 7: "r"}, {0: "r", 2: ".", 3: ".", 4: "k"})  # by file
-
-
-def _ranks(prompt: FillInPrompt) -> Iterator[str]:
-    """Candidates for a rank of the state: any contents where the action may have changed it."""
-    assert prompt.part is not None
-    after = expand_placement(prompt.next_state.split(" ")[0])
-    rank = after[8 * prompt.part : 8 * prompt.part + 8]
-    changed: dict[int, Iterable[str]] = {}
-    if move := _readable(prompt.action):
-        start, end = map(chess.square_mirror, (move.from_square, move.to_square))
-        passed = start - start % 8 + end % 8  # where a pawn is taken in passing
-        for square in (start, end, passed):
-            if square // 8 == prompt.part:
-                changed[square % 8] = ".pnbrqkPNBRQK"
-    sides = str.lower, str.upper
-    castled = (
-        {f: side(c) for f, c in before.items()} for before in _BEFORE_CASTLING for side in sides
-    )
-    tried: list[Mapping[int, Iterable[str]]] = [changed, *castled]
-    for contents in tried:
-        for squares in product(*(contents.get(file, rank[file]) for file in range(8))):
-            yield contract_rank("".join(squares))
-
-
-FILL_IN_COMPONENTS = ("format", "exact", "similarity")
-
-
-# --------------------------------------------------------------------------------------------------
-# Scores
-# --------------------------------------------------------------------------------------------------
-def score_fill_in(prompt: FillInPrompt, completion: str) -> Score:
-    """Score the text written for a mask against every answer that fits.
-
-    Components:
-
-    - `format`: 1 if the completion has the form of the field.
-    - `exact`: 1 if it is one of the answers that fit.
-    - `similarity`: 1 if exact; else 0.95 times the normalised similarity (1 minus edit distance) to the
-      nearest answer.
-
-    Args:
-        prompt: The masked record.
-        completion: What the policy wrote; any text is accepted.
-
-    Raises:
-        NotationError: No answer fits, see `fitting`.
-    """
-    fits = fitting(prompt)
-    try:
-        answer = parse_fill_in_answer(prompt.field, completion)
-    except NotationError:
-        return dict.fromkeys(FILL_IN_COMPONENTS, 0.0)
-    exact = answer in fits
-    nearest = max(Levenshtein.normalized_similarity(answer, right) for right in fits)
-    similarity = 1.0 if exact else BELOW_EXACT * nearest
-    return {"format": 1.0, "exact": float(exact), "similarity": similarity}
-
-
-@lru_cache(maxsize=4_096)
-def _judged_prompt(text: str) -> FillInPrompt | None:
-    """Parse a prompt; None if it is malformed or no answer fits, so that nothing is scored."""
-    try:
-        prompt = parse_fill_in_prompt(text)
-        fitting(prompt)
-    except NotationError:
-        return None
-    return prompt
-
-
-# --------------------------------------------------------------------------------------------------
-# Chance
-# --------------------------------------------------------------------------------------------------
-def guesses(prompt: FillInPrompt) -> Sequence[str]:
-    """The answers that a random guess chooses from: texts that have the form of the hidden field.
-
-    They are the legal moves, the states after a legal move, the ranks of the other board, clocks below
-    100, or all values of the other fields.
-    """
-    if prompt.field == "action":
-        return rules.legal_moves(prompt.state)
-    if prompt.field == "history":
-        before = replay(prompt.history[: prompt.part])
-        return rules.legal_moves(before) if before is not None else []
-    if prompt.field == "next_state":
-        moves = rules.legal_moves(prompt.state)
-        return [rules.transition(prompt.state, move).fen for move in moves]
-    if prompt.field == "rank":
-        other = prompt.next_state if prompt.column == "state" else prompt.state
-        return fen_parts(other)[:8]
-    if prompt.field == "clocks":
-        return [str(number) for number in range(100)]
-    return _VALUES[prompt.field]
-
-
-# --------------------------------------------------------------------------------------------------
-# The task
-# --------------------------------------------------------------------------------------------------
 class FillInTask(Task):
     """``F: state+action+history+next_state+reward+terminated+truncated+`` with a mask to fill in."""
 
     name = "fill_in"
     prefix = FILL_IN_PREFIX
     ability = "fills in what is hidden in a record (`F:` prompts)"
-    components = FILL_IN_COMPONENTS
+    components = ("format", "exact", "similarity")
     rewards = ("exact", "similarity", "format")
-    meanings = documented(score_fill_in)
     metrics = MappingProxyType(
         {
             "exact": Metric("exact"),
@@ -603,65 +35,95 @@ class FillInTask(Task):
 
     def split(self, row: str) -> tuple[str, str]:
         """See `Task`."""
+        from . import fill_in_record as record
+
         fields = row.split("+", 7)
         if len(fields) < 8:
             raise NotationError("fewer than eight fields in the fill-in row", row)
-        prompt = parse_fill_in_prompt("+".join(fields[:7]) + "+")
-        answer = parse_fill_in_answer(prompt.field, fields[7])
-        return write_fill_in_prompt(prompt), write_fill_in_answer(answer)
+        prompt = record.parse_fill_in_prompt("+".join(fields[:7]) + "+")
+        answer = record.parse_fill_in_answer(prompt.field, fields[7])
+        return record.write_fill_in_prompt(prompt), record.write_fill_in_answer(answer)
 
     def parse_answer(self, prompt: str, completion: str) -> str:
         """See `Task`; the answer must have the form of the hidden field."""
-        return parse_fill_in_answer(parse_fill_in_prompt(prompt).field, completion)
+        from . import fill_in_record as record
+
+        return record.parse_fill_in_answer(record.parse_fill_in_prompt(prompt).field, completion)
 
     def position(self, prompt: str) -> EnvironmentPrompt:
         """See `Task`; the mask is replaced by an answer that fits."""
-        record = parse_fill_in_prompt(prompt)
-        return filled(record, fitting(record)[0])[0]
+        from . import fill_in_record as record
+
+        asked = record.parse_fill_in_prompt(prompt)
+        return record.filled(asked.columns, record.fitting(asked)[0])[0]
 
     def ask(self, position: EnvironmentPrompt) -> None:
         """See `Task`; always None: `data.synthesis` chooses what to hide."""
 
     def read_prompt(self, text: str) -> str:
         """See `Task`."""
-        return write_fill_in_prompt(parse_fill_in_prompt(text))
+        from . import fill_in_record as record
+
+        return record.write_fill_in_prompt(record.parse_fill_in_prompt(text))
 
     def check(self, prompt: str, completion: str) -> EnvironmentPrompt:
         """See `Task`; the mask is replaced by the row's answer, which must fit."""
-        record = parse_fill_in_prompt(prompt)
-        answer = parse_fill_in_answer(record.field, completion)
-        check_answer(record, answer)
-        return filled(record, answer)[0]
+        from . import fill_in_record as record
+
+        asked = record.parse_fill_in_prompt(prompt)
+        answer = record.parse_fill_in_answer(asked.field, completion)
+        record.check_answer(asked, answer)
+        return record.filled(asked.columns, answer)[0]
 
     def part(self, row: Row) -> str:
         """See `Task`: the hidden field."""
-        return parse_fill_in_prompt(row["prompt"]).field
+        from . import fill_in_record as record
+
+        return record.parse_fill_in_prompt(row["prompt"]).field
 
     def score(self, prompt: str, completion: str, values: Values | None = None) -> Score | None:
-        """See `Task`."""
-        record = _judged_prompt(prompt)
-        return None if record is None else score_fill_in(record, completion)
+        """See `Task`: the text written for a mask against every answer that fits.
+
+        Components:
+
+        - `format`: 1 if the completion has the form of the field.
+        - `exact`: 1 if it is one of the answers that fit.
+        - `similarity`: 1 if exact; else 0.95 times the normalised similarity (1 minus edit distance) to
+          the nearest answer.
+        """
+        from . import fill_in_record as record
+
+        asked = record.judged_prompt(prompt)
+        return None if asked is None else record.score_fill_in(asked, completion)
+
+    meanings = documented(score)
 
     def errors(self, prompt: str, completion: str, values: Values | None = None) -> Sequence[str]:
         """See `Task`: a wrong answer's kind is the hidden field."""
-        kinds = super().errors(prompt, completion, values)
-        return [_field(parse_fill_in_prompt(prompt)) if k == "wrong" else k for k in kinds]
+        kinds = super().errors(prompt, completion)
+        if "wrong" not in kinds:
+            return kinds
+        return [self.part({"prompt": prompt}).replace("_", " ")]
 
     def truth(self, prompt: str, values: Values | None = None) -> str:
         """See `Task`; the first of the answers that fit."""
-        return write_fill_in_answer(fitting(parse_fill_in_prompt(prompt))[0])
+        from . import fill_in_record as record
+
+        return record.write_fill_in_answer(record.fitting(record.parse_fill_in_prompt(prompt))[0])
 
     def right_answer(self, prompt: str, values: Values | None, draw: random.Random) -> str:
         """See `Task`."""
-        return write_fill_in_answer(draw.choice(fitting(parse_fill_in_prompt(prompt))))
+        from . import fill_in_record as record
 
-    def reference(self, row: Row) -> str:
-        """The data's own completion, which was checked when the row was read."""
-        return str(row["completion"])
+        fits = record.fitting(record.parse_fill_in_prompt(prompt))
+        return record.write_fill_in_answer(draw.choice(fits))
 
     def guess(self, prompt: str, draw: random.Random) -> str:
-        """One of `guesses`."""
-        return write_fill_in_answer(draw.choice(guesses(parse_fill_in_prompt(prompt))))
+        """See `Task`: a text that has the form of the hidden field, see `fill_in_record.guesses`."""
+        from . import fill_in_record as record
+
+        guesses = record.guesses(record.parse_fill_in_prompt(prompt))
+        return record.write_fill_in_answer(draw.choice(guesses))
 
     def quality(self, score: Score) -> float:
         """See `Task`."""
@@ -669,25 +131,9 @@ class FillInTask(Task):
 
     def board(self, row: Row, completion: str, values: Values | None = None) -> str:
         """See `Task`: the record's state and action; the caption has the answer and one that fits."""
-        from . import boards  # only pictures need it
+        from . import fill_in_record as record
 
-        record = parse_fill_in_prompt(row["prompt"])
-        fits = fitting(record)
-        asked, _ = filled(record, fits[0])
-        try:
-            answer = parse_fill_in_answer(record.field, completion)
-        except NotationError as error:
-            words, best = f"unreadable: {error.reason}", fits[0]
-        else:
-            best = answer if answer in fits else fits[0]
-            words = f"{'right' if answer in fits else 'wrong'}: {_field(record)} {answer}"
-        others = f", or {len(fits) - 1} more" if len(fits) > 1 else ""
-        words += f"; fits: {best}{others}"
-        return boards.position_board(asked.fen, boards.action_arrows(asked.action), caption=words)
-
-
-def _field(record: FillInPrompt) -> str:
-    return record.field.replace("_", " ")
+        return record.draw_record(row["prompt"], completion)
 
 
 FILL_IN = FillInTask()

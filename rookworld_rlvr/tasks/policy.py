@@ -343,22 +343,17 @@ class PolicyTask(Task):
 
     def truth(self, prompt: str, values: Values | None = None) -> str | None:
         """See `Task`."""
-        return self._written(prompt, values)
+        return self.right_answer(prompt, values)
 
-    def right_answer(self, prompt: str, values: Values | None, draw: random.Random) -> str | None:
-        """See `Task`: the moves of `M` in random order."""
-        return self._written(prompt, values, draw)
-
-    def _written(
+    def right_answer(
         self, prompt: str, values: Values | None, draw: random.Random | None = None
     ) -> str | None:
+        """See `Task`: the moves of `M` in random order; without `draw` always in the same."""
         if values is None:
             return None
-        ordered = [
-            ActionValue(move, cp) for move, cp in sorted(values.items(), key=lambda item: -item[1])
-        ]
-        fen = parse_policy_prompt(prompt)
-        return write_policy_answer(policy_reference(fen, ordered, draw))
+        best_first = sorted(values.items(), key=lambda item: -item[1])
+        ordered = [ActionValue(move, cp) for move, cp in best_first]
+        return write_policy_answer(policy_reference(parse_policy_prompt(prompt), ordered, draw))
 
     def choices(
         self, completion: str, values: Values | None
@@ -392,31 +387,26 @@ class PolicyTask(Task):
         """See `Task`: the position, the model's moves and the engine's best."""
         from . import boards  # only pictures need it
 
+        best = max(values, key=values.__getitem__) if values else None
+        arrows = []
         try:
             answer = parse_policy_answer(completion)
         except NotationError as error:
-            best = _best(values)
-            arrows = [boards.arrow(best, boards.TRUTH)] if best else []
-            return boards.position_board(row["fen"], arrows, caption=f"unreadable: {error.reason}")
-        best = _best(values, answer.best_move)
-        legal = rules.legal_moves(row["fen"])
-        arrows = [boards.arrow(best, boards.TRUTH)] if best else []
-        arrows += [
-            boards.arrow(move, (boards.MODEL if move in legal else boards.WRONG) + shade)
-            for move, shade in (*((move, "70") for move in answer.moves), (answer.best_move, ""))
-        ]
-        words = f"B {answer.best_move}" + ("" if answer.best_move in legal else " (illegal)")
+            words = f"unreadable: {error.reason}"
+        else:
+            if values and best and values.get(answer.best_move) == values[best]:
+                best = answer.best_move  # of equally good moves, the answer's
+            legal = rules.legal_moves(row["fen"])
+            arrows = [
+                boards.arrow(move, (boards.MODEL if move in legal else boards.WRONG) + shade)
+                for move, shade in (*((m, "70") for m in answer.moves), (answer.best_move, ""))
+            ]
+            words = f"B {answer.best_move}" + ("" if answer.best_move in legal else " (illegal)")
+            if best is not None:
+                words += ": best" if best == answer.best_move else f", engine {best}"
         if best is not None:
-            words += ": best" if best == answer.best_move else f", engine {best}"
+            arrows.insert(0, boards.arrow(best, boards.TRUTH))
         return boards.position_board(row["fen"], arrows, caption=words)
-
-
-def _best(values: Mapping[str, int] | None, answer: str | None = None) -> str | None:
-    """The move that is worth most; of equally good moves, the answer's."""
-    if not values:
-        return None
-    best = max(values, key=values.__getitem__)
-    return answer if answer is not None and values.get(answer) == values[best] else best
 
 
 POLICY = PolicyTask()

@@ -12,7 +12,7 @@ A row is one line of RookWorld data. It splits into a prompt and a completion::
     |--------------------------- prompt --------------------------||-----|
 
 The prompt of a fill-in row is an environment row in which ``[MASK]`` replaces a field or a part of a
-field, see `fill_in.parse_fill_in_prompt`. The completion is the hidden text.
+field, see `fill_in_record.parse_fill_in_prompt`. The completion is the hidden text.
 
 Reading is strict about fields and their order, but accepts any number of spaces between them. Writing
 pads like the public data. The policy prompt includes its padding except for the last space, which
@@ -62,9 +62,6 @@ EN_PASSANT = re.compile(r"-|[a-h][36]")
 
 
 _RANK = re.compile(r"[1-8pnbrqkPNBRQK]{1,8}")
-
-
-_PLACEMENT = re.compile(r"[1-8pnbrqkPNBRQK/]{1,200}")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -127,7 +124,7 @@ def parse_fen(text: str) -> str:
     fen = parse_loose_fen(text)
     placement = fen.split(" ")[0]
     ranks = placement.split("/", 8)
-    if len(ranks) != 8 or not all(map(_is_rank, ranks)):
+    if len(ranks) != 8 or not all(map(is_rank, ranks)):
         raise NotationError("a FEN's board is not eight ranks of eight squares", placement)
     return fen
 
@@ -141,23 +138,20 @@ def parse_loose_fen(text: str) -> str:
     fields = [field for field in text.split(" ") if field]
     if len(fields) != 6:
         raise NotationError("a FEN has six fields", text)
-    placement, turn, castling, en_passant, halfmoves, fullmoves = fields
-    if not _PLACEMENT.fullmatch(placement):
-        raise NotationError("a FEN's board is not pieces, numbers and slashes", placement)
-    if turn not in ("w", "b"):
-        raise NotationError("a FEN's side to move is neither 'w' nor 'b'", turn)
-    if not CASTLING.fullmatch(castling):
-        raise NotationError(
-            "a FEN's castling field is neither '-' nor some of 'KQkq' in order", castling
-        )
-    if not EN_PASSANT.fullmatch(en_passant):
-        raise NotationError(
-            "a FEN's en passant field is neither '-' nor a square of rank 3 or 6", en_passant
-        )
-    for counter in (halfmoves, fullmoves):
-        if not COUNTER.fullmatch(counter):
-            raise NotationError("a FEN's counter is not a whole number", counter)
+    for field, (form, fault) in zip(fields, _FEN_FORMS, strict=True):
+        if not form.fullmatch(field):
+            raise NotationError(f"a FEN's {fault}", field)
     return " ".join(fields)
+
+
+_FEN_FORMS = (
+    (re.compile(r"[1-8pnbrqkPNBRQK/]{1,200}"), "board is not pieces, numbers and slashes"),
+    (re.compile("[wb]"), "side to move is neither 'w' nor 'b'"),
+    (CASTLING, "castling field is neither '-' nor some of 'KQkq' in order"),
+    (EN_PASSANT, "en passant field is neither '-' nor a square of rank 3 or 6"),
+    (COUNTER, "counter is not a whole number"),
+    (COUNTER, "counter is not a whole number"),
+)
 
 
 def parse_move(text: str) -> str:
@@ -213,19 +207,9 @@ def contract_rank(squares: str) -> str:
     return re.sub(r"\.+", lambda empty: str(len(empty[0])), squares)
 
 
-def parse_rank(text: str) -> str:
-    """Check the form of a rank of a FEN's board.
-
-    Raises:
-        NotationError: It does not have eight squares.
-    """
-    if not _is_rank(text):
-        raise NotationError("not a rank of eight squares", text)
-    return text
-
-
-def _is_rank(rank: str) -> bool:
-    return bool(_RANK.fullmatch(rank)) and len(rank.translate(_EXPANSION)) == 8
+def is_rank(text: str) -> bool:
+    """Whether a text has the form of a rank of a FEN's board: eight squares."""
+    return bool(_RANK.fullmatch(text)) and len(text.translate(_EXPANSION)) == 8
 
 
 _EXPANSION = str.maketrans({**{str(n): "." * n for n in range(1, 9)}, "/": ""})

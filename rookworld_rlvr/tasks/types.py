@@ -62,41 +62,6 @@ class EnvironmentAnswer:
     truncated: bool
 
 
-@dataclass(frozen=True)
-class FillInPrompt:
-    """``F: state+action+history+next_state+reward+terminated+truncated+`` with one part masked.
-
-    If the action is masked, the last move of the history, which is the action, is masked too.
-    """
-
-    columns: tuple[str, ...]  # the seven as text, with the mask
-    field: FillInField  # what is masked
-    column: str  # the name of the column with the mask
-    part: (
-        int | None
-    )  # index of a move in the history, or of a FEN's 13 parts; None: the whole column
-
-    @property
-    def state(self) -> str:
-        """The FEN before the action."""
-        return self.columns[0]
-
-    @property
-    def action(self) -> str:
-        """UCI, or any other text as it was written."""
-        return self.columns[1]
-
-    @property
-    def history(self) -> tuple[str, ...]:
-        """Up to ten actions, oldest first, the current action last."""
-        return tuple(self.columns[2].split())
-
-    @property
-    def next_state(self) -> str:
-        """The FEN after the action, or the mask alone."""
-        return self.columns[3]
-
-
 @dataclass(frozen=True, slots=True)
 class ActionValue:
     """What one legal move is worth."""

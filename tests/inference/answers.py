@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
-from rookworld_rlvr.common.errors import NotationError
-from rookworld_rlvr.inference.prompts import Reply
+from rookworld_rlvr.inference.model import Reply, reply_of
 from rookworld_rlvr.inference.uci import Analyse, Stopped
 from rookworld_rlvr.tasks.policy import parse_policy_answer
 from rookworld_rlvr.tasks.types import PolicyAnswer
 
+reply = partial(reply_of, read=parse_policy_answer)
 OPENING = "M: e2e4 d2d4 g1f3 E: 0.3 0.25 0.4 B: e2e4"
-
-
-def reply(text: str) -> Reply[PolicyAnswer]:
-    try:
-        return Reply(text, parse_policy_answer(text))
-    except NotationError as error:
-        return Reply(text, None, error.reason)
 
 
 class Model:

@@ -6,8 +6,8 @@ import chess
 import pytest
 
 from rookworld_rlvr.common.errors import EngineError
-from rookworld_rlvr.inference.analyse import answer_lines, main, simulation_lines
-from rookworld_rlvr.inference.prompts import Reply
+from rookworld_rlvr.inference.analyse import main, simulation_lines
+from rookworld_rlvr.inference.model import Reply
 from rookworld_rlvr.tasks.environment import parse_environment_answer
 
 MATE = "6k1/5ppp/8/8/8/8/8/R5K1 w - - 0 1"
@@ -83,14 +83,6 @@ def test_faults_are_one_message_and_exit_code_2(
     assert main(words) == 2
     out, err = capsys.readouterr()
     assert fault in err and err.startswith("rookworld analyse: ") and not out
-
-
-def test_an_unreadable_answer_is_shown_as_it_is() -> None:
-    lines = answer_lines(chess.STARTING_FEN, "m", Reply(" rubbish", None, "no sections"))
-    assert list(lines) == [
-        "m wrote: rubbish",
-        "the answer cannot be read: no sections",
-    ]
 
 
 # --------------------------------------------------------------------------------------------------

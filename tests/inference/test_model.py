@@ -7,44 +7,22 @@ from typing import Any
 
 import chess
 import pytest
-import torch
-from tokenizers import ByteLevelBPETokenizer
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from rookworld_rlvr import RookWorld
 from rookworld_rlvr.common.errors import NotationError, RookWorldError
-from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.data.synthesis import environment_prompts, opening_positions
 from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.evaluation.models import ModelArguments, open_model
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.environment import parse_environment_answer, write_environment_prompt
 from rookworld_rlvr.tasks.policy import parse_policy_answer, write_policy_prompt
-from rookworld_rlvr.tasks.registry import join_row
-from rookworld_rlvr.tasks.text import END_OF_TEXT, parse_move
+from rookworld_rlvr.tasks.text import parse_move
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 
 
-@pytest.fixture(scope="module")
-def gpt2_tokenised(packaged: LoadedData, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Random weights behind a byte-level tokenizer of GPT-2's kind, as RookWorld-LM's is."""
-    folder = tmp_path_factory.mktemp("gpt2")
-    bytes_ = ByteLevelBPETokenizer()
-    texts = [join_row(row["prompt"], row["completion"]) for row in packaged.heldout]
-    bytes_.train_from_iterator(texts, vocab_size=600, special_tokens=[END_OF_TEXT])
-    ends = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT}
-    PreTrainedTokenizerFast(tokenizer_object=bytes_._tokenizer, **ends).save_pretrained(folder)
-    torch.manual_seed(0)
-    shape = {"n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 512, "initializer_range": 0.2}
-    config = GPT2Config(vocab_size=bytes_.get_vocab_size(), bos_token_id=0, eos_token_id=0, **shape)
-    GPT2LMHeadModel(config).save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.mark.parametrize("kind", ["packaged", "gpt2_tokenised"])
-def test_the_answers_are_those_of_the_evaluation(kind: str, request: pytest.FixtureRequest) -> None:
-    name = "rookworld-nano" if kind == "packaged" else request.getfixturevalue(kind)
+def test_the_answers_are_those_of_the_evaluation() -> None:
+    name = "rookworld-nano"
     model = RookWorld.from_pretrained(name, device="cpu")
     measured = open_model(name, ModelArguments(model_name_or_path=[name]), EngineArguments())
     fens = [fen for fen in islice(opening_positions(7, 10), 5) if rules.legal_moves(fen)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import chess
 import pytest
 
-from rookworld_rlvr.inference.prompts import choose
+from rookworld_rlvr.inference.model import choose
 
 from .answers import reply
 

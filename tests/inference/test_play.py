@@ -63,11 +63,6 @@ def test_what_is_no_move_is_said_and_asked_again(text: str) -> None:
     assert not played.game.board.move_stack
 
 
-def test_a_draw_by_the_rules() -> None:
-    bare = Played("Kxe2", [], fen="4k3/8/8/8/8/8/4p3/4K3 w - - 0 1")
-    assert bare.game.result == "1/2-1/2" and "insufficient material" in bare.text
-
-
 def test_help_moves_and_the_board_from_the_human_s_side() -> None:
     played = Played("help, moves, quit", [])
     assert all(f"  {word} " in played.text for word in ("moves", "resign", "quit"))

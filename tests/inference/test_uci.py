@@ -146,12 +146,6 @@ def test_half_of_the_clock_at_most(words: str, seconds: float | None) -> None:
     assert seconds_for(numbers_of(words.split()), chess.WHITE) == seconds
 
 
-@pytest.mark.parametrize(("fen", "score"), [(MATED, "mate 0"), (STALEMATED, "cp 0")])
-def test_no_move_where_the_game_is_over(talk: Conversation, fen: str, score: str) -> None:
-    talk.send(f"position fen {fen}", "go")
-    assert talk.until("bestmove") == [f"info depth 0 score {score}", "bestmove 0000"]
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -169,12 +163,6 @@ def test_a_bad_position_is_said_and_changes_nothing(
     (line,) = talk.until("info string ")
     assert said in line
     assert "the position is still rnbqkbnr/pppppppp/8/8/3P4/8/PPP1PPPP/RNBQKBNR b" in line
-
-
-def test_evaluations_without_bounds_stay_numbers_of_centipawns(talk: Conversation) -> None:
-    talk.model.answer = f"M: e2e4 E: -{'9' * 20} B: e2e4"
-    talk.send("go")
-    assert " score cp -99999 " in talk.until("bestmove")[0]
 
 
 def test_at_the_end_of_the_input_the_model_finishes() -> None:
@@ -275,11 +263,3 @@ def test_the_protocol_waits_for_no_library_and_the_model_for_few() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "['torch', 'transformers']\n", done.stderr
-
-
-def test_a_name_that_is_no_model_is_one_message() -> None:
-    command = [*COMMAND[:-1], "nowhere"]
-    done = subprocess.run(command, input="isready\n", capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("rookworld uci: --model: there is no folder 'nowhere'")
-    assert len(done.stderr.splitlines()) == 1

@@ -19,14 +19,10 @@ from transformers import (
     PreTrainedTokenizerBase,
     Qwen2Config,
     Qwen2ForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
 )
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.models.loading import check_lengths
-
-from ..conftest import script
 
 ROTARY = {
     "hidden_size": 32,
@@ -108,27 +104,6 @@ def test_adapters_on_a_llama(
     assert trainer.state.global_step == 2 and not trainer.preflight.faults(1e-3)
 
 
-def test_a_run_s_model_loads_as_what_it_is(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
-    tiny("qwen2", tokenizer).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    words = (
-        "--max_steps 2 --per_device_train_batch_size 8 --heldout_rows 4 --report_to none --use_cpu"
-    )
-    paths = [
-        "--model_name_or_path",
-        "model",
-        "--output_dir",
-        "run",
-        "--max_completion_length",
-        "24",
-    ]
-    done = script("grpo.py", *words.split(), *paths, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "run").config.model_type == "qwen2"
-
-
 def test_a_table_of_positions_by_another_name_is_seen(tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(RookWorldError, match=r"300 .* give at most 254"):
         check_lengths(tiny("llama", tokenizer).config, tokenizer, ["P: 8"], 300)
@@ -138,15 +113,3 @@ def test_a_prompt_that_fills_all_positions_is_named(tokenizer: PreTrainedTokeniz
     with pytest.raises(RookWorldError, match="leave out rows with such long prompts") as caught:
         check_lengths(tiny("llama", tokenizer).config, tokenizer, ["8" * 400], 10)
     assert "give at most" not in str(caught.value)
-
-
-def test_a_model_that_writes_no_continuation_is_refused(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
-    shape = {"d_model": 16, "d_ff": 16, "num_layers": 1, "num_heads": 2, "d_kv": 8}
-    T5ForConditionalGeneration(T5Config(vocab_size=64, **shape)).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    words = ["--model_name_or_path", "model", "--output_dir", "run", "--report_to", "none"]
-    done = script("grpo.py", *words, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "cannot load the model 'model'" in done.stderr and "T5" in done.stderr

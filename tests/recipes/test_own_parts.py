@@ -17,7 +17,7 @@ from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.evaluation import suite
 from rookworld_rlvr.evaluation.registry import SUITE_HEADLINES
-from rookworld_rlvr.rewards.own import checked, placed_errors
+from rookworld_rlvr.rewards.guard import checked, placed_errors
 from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.registry import TASKS
@@ -218,7 +218,8 @@ def test_arrays_are_taken_and_infinity_is_not() -> None:
     ones, inf = get_reward_funcs([{"name": "more.py:ones"}, {"name": "more:inf"}])
     assert ones(prompts=[ENVIRONMENT], completions=["a"]) == [1.0]
     (wants,) = get_reward_funcs([{"name": "more:wants"}])
-    with pytest.raises(RookWorldError, match=r"'answer'; it gets prompts, completions, fen"):
+    said = "the reward wants raised TypeError: wants.* 'answer'"
+    with pytest.raises(RookWorldError, match=said), placed_errors("wants"):
         wants(prompts=[ENVIRONMENT], completions=["a"], fen=["8/8"])
     (fault,) = checked("inf", inf(prompts=[ENVIRONMENT], completions=["a"]), 1)
     assert "returned inf; return finite numbers or None" in str(fault)

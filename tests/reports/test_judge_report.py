@@ -20,8 +20,7 @@ from rookworld_rlvr.reports.judge import (
     pair_accuracy,
     report_text,
 )
-from rookworld_rlvr.rewards.judge import Judge, load_judge
-from rookworld_rlvr.rewards.judge_spec import JudgeSpec
+from rookworld_rlvr.rewards.judge import Judge, JudgeSpec, load_judge
 
 from ..conftest import RECIPES, recipe, tiny_judge
 

@@ -72,12 +72,6 @@ def test_a_failure_costs_the_completions_of_its_prompt_in_all_rewards() -> None:
     }
 
 
-def test_a_reward_that_does_not_apply_is_not_unscored() -> None:
-    scored = Scored(lambda completions, **_: [None, 1.0] * 6, limit=0.0)
-    assert scored.metrics["rewards/unscored"] == 0
-    assert scored.rewards.isnan().sum() == 6
-
-
 @pytest.mark.parametrize(
     "bad", ["0.5", math.nan, math.inf, [1.0], torch.ones(2), pytest.param(10**400, id="huge")]
 )
@@ -138,18 +132,6 @@ def test_rows_of_other_tasks_are_not_lost() -> None:
     assert metrics["rewards/reward/unscored"] == 0.5 and rewards.isnan().all()
 
 
-def test_what_a_reward_logs_keeps_the_length_of_the_batch() -> None:
-    failing = failing_at("b0")
-
-    def reward(completions: list[str], log_extra: Any, log_metric: Any, **_: Any) -> Any:
-        log_extra("text", completions)
-        log_metric("asked", len(completions))
-        return failing(completions)
-
-    scored = Scored(reward)
-    assert scored.extra == {"text": COMPLETIONS} and scored.logged == [("asked", 12)]
-
-
 def test_a_call_that_logs_nothing_does_not_leave_an_earlier_batch_beside_its_rows() -> None:
     turns = iter((False, True))
 
@@ -172,18 +154,6 @@ def test_two_functions_of_one_name_fail_on_rows_of_their_own() -> None:
     scored = Scored(first, second)
     assert [func.__name__ for func in scored.funcs] == ["reward", "reward_2"]
     assert scored.lost == [*B]
-
-
-def test_names_are_those_of_what_is_guarded() -> None:
-    class Judge:
-        async def __call__(self, completions: list[str], **_: Any) -> list[float]:
-            return [1.0] * len(completions)
-
-    scored = Scored(functools.partial(numbers, factor=2), Judge(), limit=0.0)
-    assert [func.__name__ for func in scored.funcs] == ["numbers", "Judge"]
-    assert scored.rewards[:, 1].sum() == 12
-    (alone,) = RewardGuard(RewardFaultArguments()).around(numbers)
-    assert alone.__wrapped__ is numbers
 
 
 # --------------------------------------------------------------------------------------------------

@@ -20,15 +20,12 @@ from trl import ModelConfig, RewardTrainer
 from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import DataArguments
-from rookworld_rlvr.engine.truth import PolicyTruth
-from rookworld_rlvr.rewards.judge import Judge, JudgeReward, load_judge
-from rookworld_rlvr.rewards.judge_spec import JudgeSpec, judge_spec
+from rookworld_rlvr.rewards.judge import Judge, JudgeReward, JudgeSpec, load_judge
 from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs, tasks_of
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RookWorldRewardConfig
 from rookworld_rlvr.training.glossary import dashboard_key, explain
 
 from ..conftest import REPOSITORY, recipe, tiny_judge
-from ..engines import FakeLabeller, fake_values
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
@@ -78,24 +75,12 @@ class Fixed:
 # The recipe's entry
 # --------------------------------------------------------------------------------------------------
 def test_all_faults_of_an_entry_are_reported_and_nothing_is_loaded() -> None:
-    entry = {
-        "name": "judge_small",
-        "weight": "much",
-        "modle": "x",
-        "batch_size": 0,
-        "scale": "sigmod",
-        "tasks": ["policies"],
-    }
-    faults = "\n".join(check_reward_specs([entry]))
-    for words in (
-        "judge_small: weight: 'much' is not a number",
-        "no option 'modle'; did you mean model?",
-        "judge_small: model: missing",
-        "judge_small: batch_size: 0 is too small",
-        "judge_small: scale: 'sigmod' is not a valid value; did you mean sigmoid?",
-        "judge_small: tasks: 'policies' is not a valid task; did you mean policy?",
+    entry = {"name": "judge_small", "modle": "x", "batch_size": 0, "tasks": ["policies"]}
+    faults = check_reward_specs([entry])
+    for fault, word in zip(
+        faults, ("did you mean model", "model", "batch_size", "policy"), strict=True
     ):
-        assert words in faults
+        assert fault.startswith("rewards: judge_small: ") and word in fault
     good, again = {"name": "judge", "model": "no/where"}, {"name": "judge", "model": "b"}
     assert check_reward_specs([good]) == []
     (fault,) = check_reward_specs([good, again])
@@ -192,9 +177,8 @@ def test_completions_that_could_be_too_long_are_refused_before_a_run(
     reward.check_lengths(prompts, 99 - longest)
     with pytest.raises(RookWorldError, match=r"more positions than the model .* has"):
         reward.check_lengths(prompts, 100 - longest)
-    for task, length in (("policy", 100 - longest), ("fill_in", 100)):
-        spec = JudgeSpec("judge_a", model="x", tasks=(task,))
-        JudgeReward(spec, judge).check_lengths(prompts, length)
+    other = JudgeSpec("judge_a", model="x", tasks=("policy",))
+    JudgeReward(other, judge).check_lengths(prompts, 100 - longest)
 
 
 def test_a_score_that_is_no_number_names_the_judge(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -254,21 +238,6 @@ def test_rows_without_a_score_or_a_truth_count_in_no_mean() -> None:
     assert all(explain(dashboard_key(key)) for key in logged)
 
 
-@pytest.mark.parametrize(("move", "truth"), [("f2f3", 1.0), ("h1g1", 0.0)])
-def test_policy_answers_are_measured_against_the_engine_s_values(
-    folder: str, move: str, truth: float
-) -> None:
-    answer, labels = f" M: {move} E: 0.5 B: {move}", PolicyTruth(FakeLabeller())
-    (reward,) = get_reward_funcs([{"name": "judge", "model": folder}], labels)
-    logged: dict[str, float] = {}
-    reward([POLICY], [answer], log_metric=logged.__setitem__)
-    assert logged.pop("judge/judge/truth") == truth
-    values = fake_values(POLICY.removeprefix("P: ")).items()
-    stored = [{"move": move, "cp": cp} for move, cp in values]
-    reward_of(folder)([POLICY], [answer], action_values=[stored], log_metric=logged.__setitem__)
-    assert logged["judge/judge/truth"] == truth
-
-
 # --------------------------------------------------------------------------------------------------
 # What is refused
 # --------------------------------------------------------------------------------------------------
@@ -316,7 +285,7 @@ def test_a_judge_stays_as_it_is_while_the_policy_learns(
 ) -> None:
     network = tiny_judge(tokenizer).train()
     spec = {"name": "judge_a", "model": "x", "scale": "sigmoid"}
-    reward = JudgeReward(judge_spec(spec), Judge(network, tokenizer, "judge_a"))
+    reward = JudgeReward(JudgeSpec(**spec), Judge(network, tokenizer, "judge_a"))
     options = {"max_steps": 2, "logging_steps": 1, "learning_rate": 1e-3}
     trainer = build(reward_funcs=[reward], rewards=[spec], save_steps=2, eval_steps=2, **options)
     before = {name: value.clone() for name, value in network.state_dict().items()}

@@ -15,18 +15,15 @@ import pytest
 
 from rookworld_rlvr import data
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
-from rookworld_rlvr.rewards import environment_exact, get_reward_funcs, policy_best_move
+from rookworld_rlvr.rewards import environment_exact, get_reward_funcs
 from rookworld_rlvr.rewards.registry import known_rewards
 
 from ..conftest import REPOSITORY
 from ..docs.pages import fences
 from .test_registry import (
-    ACTION_VALUES,
     AFTER_E4,
     ENVIRONMENT_PROMPT,
     NAMED,
-    PERFECT,
-    POLICY_PROMPT,
 )
 
 RIGHT = f"{AFTER_E4}+0.001+0+0"
@@ -41,13 +38,6 @@ def test_every_reward_is_a_function_of_the_module() -> None:
         assert func.__name__ == name  # TRL logs it under this name
         assert said.meaning in func.__doc__ and f"Range: {said.range}." in func.__doc__
         assert pickle.loads(pickle.dumps(func)) is func
-
-
-def test_a_function_reads_its_truth_from_the_columns() -> None:
-    prompts = [ENVIRONMENT_PROMPT, POLICY_PROMPT, POLICY_PROMPT]
-    given = {"completions": [RIGHT, PERFECT, PERFECT], "action_values": [None, ACTION_VALUES, None]}
-    assert environment_exact(prompts=prompts, **given) == [1.0, None, None]
-    assert policy_best_move(prompts=prompts, **given, trainer_state=None) == [None, 1.0, None]
 
 
 def test_a_plain_name_is_a_reward_with_its_defaults() -> None:

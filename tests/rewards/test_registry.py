@@ -91,14 +91,6 @@ NAMES = sorted({*POLICY_ONLY, *ENVIRONMENT_ONLY, *FILL_IN_ONLY, "graduated"})
 ENVIRONMENT = (ENVIRONMENT_PROMPT, ENVIRONMENT_COMPLETIONS)
 POLICY = (POLICY_PROMPT, POLICY_COMPLETIONS)
 FILL_IN = (FILL_IN_PROMPT, FILL_IN_COMPLETIONS)
-SHAPINGS: list[tuple[dict[str, Any], list[float]]] = [
-    ({"shaping": "graduated"}, [1, 0.8, 0.6, 0.6, -0.3]),
-    # 0.2 + 0.8 * share of nine fields
-    ({"shaping": "linear"}, [1, 0.911111, 0.822222, 0.644444, -0.3]),
-    ({"shaping": "binary"}, [1, 0, 0, 0, -0.3]),
-    ({"shaping": "continuous"}, [1, 0.929600, 0.893333, 0.758335, -0.3]),
-    ({"thresholds": [0.6, 0.75]}, [1, 0.8, 0.8, 0.4, -0.3]),
-]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +99,6 @@ SHAPINGS: list[tuple[dict[str, Any], list[float]]] = [
         *((ENVIRONMENT, {"name": name}, numbers) for name, numbers in ENVIRONMENT_NUMBERS),
         *((POLICY, {"name": name}, numbers) for name, numbers in POLICY_NUMBERS),
         *((FILL_IN, {"name": name}, numbers) for name, numbers in FILL_IN_NUMBERS),
-        *((ENVIRONMENT, {"name": "graduated", **spec}, numbers) for spec, numbers in SHAPINGS),
         # The row's own completion, which a data set's B would be taken from, is no truth.
         ((POLICY_PROMPT, ["M: h2h3 E: -3.0 B: h2h3"]), {"name": "policy_best_move"}, [0.200871]),
     ],
@@ -149,21 +140,6 @@ def test_a_policy_row_without_values_has_no_truth(columns: dict[str, Any]) -> No
         assert reward(prompts=[POLICY_PROMPT], completions=[PERFECT], **columns) == [None]
 
 
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        "",
-        "A: hello",
-        f"A: {START}+e2e4",
-        "A: 8/8/8/8/8/8/8/8 w - - 0 1+e2e4+e2e4+",  # no kings
-        "A: 4k3/4R3/8/8/8/8/8/4K3 w - - 0 1+e7e8+e7e8+",  # a king could be taken
-    ],
-)
-def test_an_environment_prompt_that_is_no_position_has_no_truth(prompt: str) -> None:
-    for reward in get_reward_funcs([*ENVIRONMENT_ONLY, "graduated"]):
-        assert reward(prompts=[prompt], completions=[ENVIRONMENT_COMPLETIONS[0]]) == [None]
-
-
 def test_rows_without_truth_are_a_share_of_the_rows_that_the_reward_judges() -> None:
     logged: dict[str, float] = {}
     (reward,) = get_reward_funcs([{"name": "policy_best_move"}])
@@ -191,15 +167,6 @@ def test_the_engine_is_asked_once_for_all_policy_rows_of_a_batch() -> None:
     assert labeller.calls == [[*POSITIONS[:3], START]]
     # e1d1 comes first by the alphabet, so it is worth most; in the second it is Black's turn.
     assert numbers == [None, 1.0, 0.0, 1.0, 1.0]
-
-
-def test_stored_or_engine_asks_for_the_rows_without_values() -> None:
-    labeller = FakeLabeller()
-    (reward,) = get_reward_funcs([{"name": "policy_rank"}], PolicyTruth(labeller))
-    completions = ["M: h2h3 E: 0.0 B: h2h3", "M: a2a4 E: 0.0 B: a2a4"]
-    numbers = reward([POLICY_PROMPT, f"P: {START}"], completions, [ACTION_VALUES, None])
-    assert labeller.calls == [[START]]
-    assert numbers == pytest.approx([1 / 7, 19 / 20])
 
 
 @pytest.mark.parametrize("name", [*POLICY_ONLY, "graduated"])
@@ -274,22 +241,6 @@ def test_the_engine_and_its_values_stored_give_the_same_rewards(stockfish: str) 
 # --------------------------------------------------------------------------------------------------
 # The registry
 # --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", NAMES)
-def test_every_reward_says_its_range_and_meaning(name: str) -> None:
-    entry = known_rewards()[name]
-    assert entry.meaning.endswith(".") and len(entry.meaning) > 20
-    (reward,) = get_reward_funcs([name])
-    prompts = [ENVIRONMENT_PROMPT, POLICY_PROMPT, FILL_IN_PROMPT]
-    right = [f"{AFTER_E4}+0.001+0+0", PERFECT, " e2e4"]
-    nearly = [f"{NAMED}+1.0+0+1", "M: a1a1 g2g4 E: 1.0 B: a1a1", " e2e3"]
-    numbers = {
-        number
-        for completions in (right, nearly, ["?"] * 3)
-        for number in reward(prompts, completions, [None, ACTION_VALUES, None])
-        if number is not None
-    }
-    low, high = map(float, entry.range.strip("[]").split(","))
-    assert low <= min(numbers) < max(numbers) <= high == 1
 
 
 def test_tasks_of_a_list_of_rewards() -> None:
@@ -299,26 +250,18 @@ def test_tasks_of_a_list_of_rewards() -> None:
     assert tasks_of([{"name": "graduated"}]) == {"environment", "policy"}
 
 
-NO_LISTS: list[Any] = [None, [], "graduated", {"name": "graduated"}, 5]
-
-
 @pytest.mark.parametrize(
     ("specs", "words"),
     [
         ([{"name": "policy_formt"}], ["'policy_formt'", "did you mean policy_format"]),
-        ([{"name": "Graduated"}], ["'Graduated'", "did you mean graduated"]),
         ([{"name": "graduated", "shapin": "linear"}], ["'shapin'", "did you mean shaping"]),
         ([{"name": "graduated", "shaping": "cubic"}], ["'cubic'", "linear", "binary"]),
-        ([{"name": "graduated", "thresholds": [0.9, 0.5]}], ["[0.9, 0.5]", "the smaller first"]),
-        ([{"name": "graduated", "thresholds": 0.5}], ["0.5 is not a list"]),
-        ([{"name": "asymmetric", "shaping": "linear"}], ["asymmetric", "no option 'shaping'"]),
         ([{"name": "asymmetric", "weight": "heavy"}], ["'heavy'", "is not a number"]),
-        ([{"name": "asymmetric", "weight": True}], ["True", "is not a number"]),
         ([{"name": "asymmetric", "weight": float("nan")}], ["nan", "is not a finite number"]),
         ([{"weight": 1.0}], ["must be a mapping with a name"]),
         (["asymmetric"], ["'asymmetric'", "must be a mapping with a name"]),
-        ([None], ["None", "must be a mapping with a name"]),
-        *((no_list, ["must be a list of rewards"]) for no_list in NO_LISTS),
+        ([], ["must be a list of rewards"]),
+        ("graduated", ["must be a list of rewards"]),
     ],
 )
 def test_a_fault_names_the_value_and_the_remedy(specs: Any, words: list[str]) -> None:

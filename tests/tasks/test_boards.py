@@ -25,16 +25,12 @@ def read(picture: str) -> ElementTree.Element:
     return root
 
 
-def policy_board(fen: str, completion: str, values: dict[str, int] | None = None) -> str:
-    return TASKS["policy"].board({"fen": fen}, completion, values)
+def policy_board(completion: str, values: dict[str, int] | None = None) -> str:
+    return TASKS["policy"].board({"fen": START}, completion, values)
 
 
-def environment_boards(fen: str, action: str, completion: str) -> str:
-    return TASKS["environment"].board({"fen": fen, "action": action}, completion)
-
-
-def fill_in_boards(prompt: str, completion: str) -> str:
-    return TASKS["fill_in"].board({"prompt": prompt}, completion)
+def environment_boards(completion: str) -> str:
+    return TASKS["environment"].board({"fen": START, "action": "e2e4"}, completion)
 
 
 def words(picture: str) -> str:
@@ -76,7 +72,7 @@ def test_it_is_seen_from_the_side_to_move() -> None:
 
 def test_a_policy_answer_has_its_moves_and_the_engine_s_best() -> None:
     answer = " M: e2e4 d2d4 g1f3 E: 0.3 0.3 0.2 B: d2d4"
-    picture = policy_board(START, answer, {"e2e4": 35, "d2d4": 30, "a2a3": -10})
+    picture = policy_board(answer, {"e2e4": 35, "d2d4": 30, "a2a3": -10})
     assert len(lines(picture, "#1f5fbf70")) == 3 and len(lines(picture, "#1f5fbf")) == 1
     (best,) = lines(picture, "#1c8f4d")
     assert square(best.get("x1"), best.get("y1")) == "e2"
@@ -84,7 +80,7 @@ def test_a_policy_answer_has_its_moves_and_the_engine_s_best() -> None:
 
 
 def test_an_illegal_move_is_red_and_named() -> None:
-    picture = policy_board(START, " M: e2e4 a1a1 E: 0.3 B: e2e5")
+    picture = policy_board(" M: e2e4 a1a1 E: 0.3 B: e2e5")
     assert [square(line.get("x1"), line.get("y1")) for line in lines(picture, "#d42a1e")] == ["e2"]
     assert len(list(read(picture).iter(f"{SVG}circle"))) == 6, "a1a1 goes nowhere; queens have five"
     assert words(picture) == "B e2e5 (illegal)"
@@ -92,7 +88,7 @@ def test_an_illegal_move_is_red_and_named() -> None:
 
 def test_an_environment_answer_has_its_wrong_squares_marked() -> None:
     d4 = AFTER_E4.replace("4P3/8/PPPP1PPP", "3P4/8/PPP1PPPP").replace(" b ", " w ")
-    picture = environment_boards(START, "e2e4", f"{d4}+0.001+0+0")
+    picture = environment_boards(f"{d4}+0.001+0+0")
     squares = {"d4", "e4", "d2", "e2"}
     assert marked(picture, "#d42a1e") == squares
     assert marked(picture, "#1c8f4d") == squares
@@ -100,22 +96,14 @@ def test_an_environment_answer_has_its_wrong_squares_marked() -> None:
     assert words(picture).startswith("wrong: 4 squares, side to move python-chess, after e2e4")
 
 
-def test_a_right_one_is_called_right() -> None:
-    picture = environment_boards(START, "e2e4", f"{AFTER_E4}+0.001+0+0")
-    assert marked(picture, "#d42a1e") == set()
-    assert words(picture).startswith("right ")
-    suffix = environment_boards(START, "e2e4", f"{AFTER_E4}+0.5+1+0")
-    assert words(suffix).startswith("wrong: reward, terminated ")
-
-
 @pytest.mark.parametrize(
     "text", ["", "rubbish <&>", "M: B:", f"{START}+1", "\x00\ud800", "9" * 5000]
 )
 def test_what_cannot_be_read_says_so(text: str) -> None:
-    policy = policy_board(START, text, {"e2e4": 30})
+    policy = policy_board(text, {"e2e4": 30})
     assert words(policy).startswith("unreadable")
     assert len(lines(policy, "#1c8f4d")) == 1, "the engine's move stands there all the same"
-    environment = environment_boards(START, "e2e4", text)
+    environment = environment_boards(text)
     assert words(environment).startswith("unreadable")
     assert pieces(environment) == 32, "the true board alone"
 
@@ -141,6 +129,6 @@ ACTION = f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+0.001+0+0+"
     ],
 )
 def test_a_fill_in_answer_is_named_below_the_state(prompt: str, answer: str, said: str) -> None:
-    picture = fill_in_boards(prompt, answer)
+    picture = TASKS["fill_in"].board({"prompt": prompt}, answer)
     assert words(picture) == said
     assert len(lines(picture, "#5b6470")) == 1 and pieces(picture) > 0

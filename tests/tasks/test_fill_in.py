@@ -19,10 +19,10 @@ from rookworld_rlvr.data.parsing import parse_raw, parse_rows, raw_rows
 from rookworld_rlvr.data.sources import Malformed, SourceArguments, read_provenance
 from rookworld_rlvr.data.synthesis import fill_in_rows
 from rookworld_rlvr.rewards.registry import get_reward_funcs
-from rookworld_rlvr.tasks import fill_in
+from rookworld_rlvr.tasks import fill_in_record
 from rookworld_rlvr.tasks import text as notation
 from rookworld_rlvr.tasks.environment import parse_environment_answer, parse_environment_prompt
-from rookworld_rlvr.tasks.fill_in import (
+from rookworld_rlvr.tasks.fill_in_record import (
     parse_fill_in_answer,
     parse_fill_in_prompt,
     score_fill_in,
@@ -65,7 +65,6 @@ def record(*columns: str) -> tuple[EnvironmentPrompt, EnvironmentAnswer]:
     ("column", "part", "field", "hidden"),
     [
         ("state", 0, "rank", "rnbqkbnr"),
-        ("state", 4, "rank", "6P1"),
         ("state", 8, "side_to_move", "b"),
         ("state", 9, "castling", "KQkq"),
         ("state", 10, "en_passant", "-"),
@@ -73,16 +72,12 @@ def record(*columns: str) -> tuple[EnvironmentPrompt, EnvironmentAnswer]:
         ("state", 12, "clocks", "2"),
         ("action", None, "action", "d8h4"),
         ("history", 0, "history", "f2f3"),
-        ("history", 1, "history", "e7e5"),
         ("history", 2, "history", "g2g4"),
         ("next_state", None, "next_state", FOOLS_MATE),
         ("next_state", 0, "rank", "rnb1kbnr"),
-        ("next_state", 4, "rank", "6Pq"),
         ("next_state", 8, "side_to_move", "w"),
         ("next_state", 9, "castling", "KQkq"),
-        ("next_state", 10, "en_passant", "-"),
         ("next_state", 11, "clocks", "1"),
-        ("next_state", 12, "clocks", "3"),
         ("reward", None, "reward", "1.0"),
         ("terminated", None, "flags", "1"),
         ("truncated", None, "flags", "0"),
@@ -91,13 +86,13 @@ def record(*columns: str) -> tuple[EnvironmentPrompt, EnvironmentAnswer]:
 def test_the_only_answer_to_each_place_of_the_fools_mate(
     column: str, part: int | None, field: str, hidden: str
 ) -> None:
-    prompt, was = fill_in.mask(*record(*FOOLS), column, part)
+    prompt, was = fill_in_record.mask(*record(*FOOLS), column, part)
     assert (prompt.column, prompt.part, prompt.field, was) == (column, part, field, hidden)
-    assert fill_in.fitting(prompt) == (hidden,)
+    assert fill_in_record.fitting(prompt) == (hidden,)
     text = write_fill_in_prompt(prompt)
     assert text.count("[MASK]") == (2 if column == "action" else 1)
     assert parse_fill_in_prompt(text) == prompt
-    assert fill_in.filled(prompt, hidden) == record(*FOOLS)
+    assert fill_in_record.filled(prompt.columns, hidden) == record(*FOOLS)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -179,7 +174,7 @@ SEVERAL = {
 
 @pytest.mark.parametrize("prompt", SEVERAL)
 def test_every_answer_that_fits_scores_1(prompt: str) -> None:
-    assert set(fill_in.fitting(parse_fill_in_prompt(prompt))) == SEVERAL[prompt]
+    assert set(fill_in_record.fitting(parse_fill_in_prompt(prompt))) == SEVERAL[prompt]
     for answer in SEVERAL[prompt]:
         for name in ("fill_in_exact", "fill_in_similarity", "fill_in_format"):
             (reward,) = get_reward_funcs([{"name": name}])
@@ -201,8 +196,8 @@ def test_no_answer_that_fits_is_missing() -> None:
         prompt = parse_fill_in_prompt(row["prompt"])
         assert prompt.part is not None
         tried = everything.get(prompt.part) or near_ranks(row["completion"].strip())
-        assert {text for text in tried if fill_in.fits(prompt, text)} == set(
-            fill_in.fitting(prompt)
+        assert {text for text in tried if fill_in_record.fits(prompt, text)} == set(
+            fill_in_record.fitting(prompt)
         )
 
 
@@ -249,16 +244,11 @@ CORRUPTED = {
 @pytest.mark.parametrize("prompt", CORRUPTED)
 def test_a_corrupted_record_is_quarantined_and_never_scored(prompt: str) -> None:
     with pytest.raises(NotationError, match=re.escape(CORRUPTED[prompt])):
-        fill_in.fitting(parse_fill_in_prompt(prompt))
+        fill_in_record.fitting(parse_fill_in_prompt(prompt))
     (row,) = parse_rows([{"prompt": prompt, "completion": right_form(prompt)}])
     assert isinstance(row, Malformed)
     assert (row.number, row.reason) == (1, CORRUPTED[prompt])
     assert score_row(prompt, right_form(prompt)) is None
-    for name in ("fill_in_exact", "fill_in_similarity", "fill_in_format"):
-        (reward,) = get_reward_funcs([{"name": name}])
-        logged: dict[str, float] = {}
-        assert reward([prompt], ["e2e4"], log_metric=logged.__setitem__) == [None]
-        assert logged[f"rewards/{name}/without_truth"] == 1
 
 
 def right_form(prompt: str) -> str:
@@ -297,26 +287,6 @@ def test_what_is_no_fill_in_prompt(text: str, reason: str) -> None:
         parse_fill_in_prompt(text)
     assert reason in caught.value.reason
     assert score_row(text, "e2e4") is None
-
-
-@pytest.mark.parametrize(
-    ("field", "text", "answer"),
-    [
-        ("action", " e2e4 <|endoftext|>", "e2e4"),
-        ("history", "a7a8q", "a7a8q"),
-        ("next_state", f"  {START.replace(' ', '   ')}", START),
-        ("rank", "8", "8"),
-        ("side_to_move", "w", "w"),
-        ("castling", "Kq", "Kq"),
-        ("en_passant", "e3", "e3"),
-        ("clocks", "12", "12"),
-        ("reward", "1", "1.0"),
-        ("reward", "-1.0", "-1.0"),
-        ("flags", "0", "0"),
-    ],
-)
-def test_answers_are_read_as_records_write_them(field: Any, text: str, answer: str) -> None:
-    assert parse_fill_in_answer(field, text) == answer
 
 
 @pytest.mark.parametrize(
@@ -363,10 +333,6 @@ def test_prompts_are_prefixes_of_their_rows_in_tokens(tokenizer: PreTrainedToken
 # --------------------------------------------------------------------------------------------------
 # Scores
 # --------------------------------------------------------------------------------------------------
-def test_similarity_is_to_the_best_of_several() -> None:
-    castling = next(prompt for prompt in SEVERAL if "[MASK]+[MASK]" in prompt)
-    score = score_row(castling, "e1f1")  # one letter from e1g1, and from e1h1
-    assert score is not None and score["similarity"] == pytest.approx(0.95 * 3 / 4)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from rookworld_rlvr.tasks.environment import (
     write_environment_answer,
     write_environment_prompt,
 )
-from rookworld_rlvr.tasks.fill_in import parse_fill_in_answer, parse_fill_in_prompt
+from rookworld_rlvr.tasks.fill_in_record import parse_fill_in_answer, parse_fill_in_prompt
 from rookworld_rlvr.tasks.policy import (
     parse_policy_answer,
     parse_policy_prompt,
@@ -42,7 +42,6 @@ from rookworld_rlvr.tasks.text import clean
 from rookworld_rlvr.tasks.types import (
     FILL_IN_FIELDS,
     ActionValue,
-    EnvironmentAnswer,
     EnvironmentPrompt,
     PolicyAnswer,
 )
@@ -160,41 +159,11 @@ def test_any_heap_of_pieces_is_scored(pieces: list[str], glue: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "completion",
-    [
-        *("", " ", "\x00", "<|endoftext|>", "<|endoftext|>" * 3, "\ud800"),
-        *("+++", "++++", "M: E: B:", "M:E:B:", "::::", "nan", "inf"),
-        f"{AFTER_E4}+nan+0+0",
-        f"{AFTER_E4}+inf+0+0",
-        f"{AFTER_E4}+1e-3+0+0",
-        f"{AFTER_E4}+٠.٠٠١+٠+٠",
-        f"{AFTER_E4.replace('4P3', '٤P٣')}+0.001+0+0",
-        "M: g2g4 E: nan B: g2g4",
-        "M: g2g4 E: -inf B: g2g4",
-        "M: g2g4 E: １.０ B: g2g4",
-    ],
-)
-def test_nasty_texts_are_scored_as_unreadable(completion: str) -> None:
-    assert_scored(completion)
-    assert REWARDS["environment_format"]([ENVIRONMENT_PROMPT], [completion]) == [0.0]
-    assert REWARDS["policy_format"]([POLICY_PROMPT], [completion], [ACTION_VALUES]) == [0.0]
-    assert REWARDS["fill_in_format"]([FILL_IN_PROMPT], [completion]) == [0.0]
-
-
-@pytest.mark.parametrize(
-    "unit",
-    ["a", " ", "+", "/", ":", "8/", "M:", "M: ", " g2g4", "1", "\x00", "٣", "<|endoftext|>", "🙂"],
+    "unit", [" ", "+", "8/", "M: ", " g2g4", "1", "\x00", "<|endoftext|>", "🙂"]
 )
 @pytest.mark.parametrize("frame", ["{}", "M: g2g4{} E: 1.0 B: g2g4", AFTER_E4 + "+0.001+0+0{}"])
 def test_a_megabyte_is_scored(unit: str, frame: str) -> None:
-    completion = frame.format(unit * (1_000_000 // len(unit)))
-    for reward in REWARDS.values():
-        reward([ENVIRONMENT_PROMPT, POLICY_PROMPT], [completion] * 2, [None, ACTION_VALUES])
-        reward([FILL_IN_PROMPT], [completion])
-    numbers = REWARDS["graduated"](
-        [ENVIRONMENT_PROMPT, POLICY_PROMPT], [completion] * 2, [None, ACTION_VALUES]
-    )
-    assert all(number is not None and -0.3 <= number <= 1 for number in numbers)
+    assert_scored(frame.format(unit * (1_000_000 // len(unit))))
 
 
 @st.composite
@@ -237,15 +206,6 @@ def test_near_misses_of_an_analysis_are_scored_and_never_read_into(text: str) ->
         assert forgiven(text).endswith("f2f4")
     if REWARDS["policy_format"](*batch) == [0.0]:
         assert all(REWARDS[name](*batch) == [0.0] for name in RANGES if "policy" in name)
-
-
-@given(st.text(max_size=60))
-def test_any_action_is_answered(action: str) -> None:
-    answer = rules.transition(START, action)
-    legal = action in {move.uci() for move in chess.Board().legal_moves}
-    assert answer.truncated is not legal
-    if not legal:
-        assert answer == EnvironmentAnswer(START, -1.0, terminated=False, truncated=True)
 
 
 @given(st.text(max_size=120))
@@ -338,42 +298,15 @@ PAWNS = st.integers(-100_000, 100_000).map(lambda cp: cp / 100)  # what centipaw
 ACTIONS = st.one_of(UCI, st.just("0000"), st.from_regex(r"\A[a-z0-9#=-]{1,6}\Z"))
 
 
-@given(games(), st.integers(0, 12))
-def test_policy_prompts_round_trip(board: chess.Board, spaces: int) -> None:
-    prompt = board.fen()
-    written = write_policy_prompt(prompt)
-    assert parse_policy_prompt(written + " " * spaces) == prompt
-
-
 @given(st.lists(UCI, min_size=1, max_size=5), st.lists(PAWNS, min_size=1, max_size=5), UCI)
 def test_policy_answers_round_trip(moves: list[str], pawns: list[float], best: str) -> None:
     answer = PolicyAnswer(tuple(moves), tuple(pawns), best)
     assert parse_policy_answer(write_policy_answer(answer)) == answer
 
 
-@given(games(), ACTIONS, st.lists(ACTIONS, max_size=9))
-def test_environment_prompts_round_trip(board: chess.Board, action: str, played: list[str]) -> None:
-    prompt = EnvironmentPrompt(board.fen(), action, (*played, action))
-    assert parse_environment_prompt(write_environment_prompt(prompt)) == prompt
-
-
 # --------------------------------------------------------------------------------------------------
 # Truth and references
 # --------------------------------------------------------------------------------------------------
-@given(games(), st.data())
-def test_a_transition_is_python_chess_pushing_the_move(
-    board: chess.Board, data: st.DataObject
-) -> None:
-    move = data.draw(st.sampled_from(list(board.legal_moves)))
-    fen = board.fen()
-    board = chess.Board(fen)  # without the game's repetitions
-    board.push(move)
-    answer = rules.transition(fen, move.uci())
-    assert answer.fen == board.fen()
-    assert answer.terminated is board.is_game_over()
-    assert (answer.reward == 1.0) is board.is_checkmate()
-    assert answer.truncated is False
-    assert rules.canonical_fen(answer.fen) == answer.fen
 
 
 @given(games(), st.data())

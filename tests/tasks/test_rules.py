@@ -198,20 +198,6 @@ def test_moves_that_the_laws_forbid(fen: str, action: str) -> None:
 # --------------------------------------------------------------------------------------------------
 # Positions
 # --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("fen", "canonical"),
-    [
-        (START, START),
-        (
-            "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq e3 0 1",
-            "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1",
-        ),
-        ("4k3/8/8/8/Pp6/8/8/4K3 b - a3 0 1", "4k3/8/8/8/Pp6/8/8/4K3 b - a3 0 1"),
-        ("4k3/8/8/8/8/8/8/R3K3 w KQkq - 0 1", "4k3/8/8/8/8/8/8/R3K3 w Q - 0 1"),
-    ],
-)
-def test_canonical_fen_names_what_can_be_done(fen: str, canonical: str) -> None:
-    assert rules.canonical_fen(fen) == canonical
 
 
 @pytest.mark.parametrize(
@@ -233,37 +219,6 @@ def test_no_positions_are_errors_that_quote_them(fen: str) -> None:
         assert repr(fen) in str(caught.value)
     with pytest.raises(IllegalPositionError):
         rules.transition(fen, "e2e4")
-
-
-@pytest.mark.parametrize(
-    ("fen", "action", "after", "ending"),
-    [  # what RookWorld's generator wrote
-        (
-            "6k1/8/5p2/8/8/8/8/4K3 w - - 16 77",
-            "e1g4",
-            "6k1/8/5p2/8/6K1/8/8/8 b - - 17 77",
-            CONTINUES,
-        ),
-        (
-            "8/5P2/4k3/8/2PK2n1/8/8/8 b - - 2 49",  # takes another colour's way
-            "e6a4",
-            "8/5P2/8/8/k1PK2n1/8/8/8 w - - 3 50",
-            CONTINUES,
-        ),
-        (
-            "8/8/8/2P5/3K4/4Q3/3k4/8 b - - 4 58",  # from an empty square
-            "a5d6",
-            "8/8/8/2P5/3K4/4Q3/3k4/8 b - - 5 59",
-            ILLEGAL,
-        ),
-        (START, "hello", START, ILLEGAL),
-        (START, "e2e4", AFTER_E4, CONTINUES),
-    ],
-)
-def test_what_the_generator_plays_on(
-    fen: str, action: str, after: str, ending: tuple[float, bool, bool]
-) -> None:
-    assert rules.played_on(fen, action) == EnvironmentAnswer(after, *ending)
 
 
 def test_the_clocks_do_not_make_another_position_but_everything_else_does() -> None:

@@ -109,24 +109,6 @@ def test_position_is_the_first_four_fields_whatever_follows(completion: str, rig
     assert environment(completion)["position"] == float(right)
 
 
-@pytest.mark.parametrize(
-    ("suffix", "outcome"),
-    [
-        ("+0.001+0+0", 1.0),
-        ("+0.002+0+0", 2 / 3),
-        ("+0.001+1+0", 2 / 3),
-        ("+0.001+0+1", 2 / 3),
-        ("+1.0+1+0", 1 / 3),
-        ("+0.5+1+1", 0.0),
-    ],
-)
-def test_outcome_is_the_share_of_the_three_right(suffix: str, outcome: float) -> None:
-    score = environment(AFTER_E4 + suffix)
-    assert score["state"] == 1.0
-    assert score["outcome"] == pytest.approx(outcome)
-    assert score["exact"] == float(outcome == 1)
-
-
 # --------------------------------------------------------------------------------------------------
 # Lichess's formulas, https://lichess.org/page/accuracy
 # --------------------------------------------------------------------------------------------------
@@ -241,21 +223,6 @@ def test_candidates_overlap_with_the_top_five(moves: str, overlap: float) -> Non
 def test_evaluation_accuracy(moves: str, evaluations: str, accuracy: float) -> None:
     score = policy(f"M: {moves} E: {evaluations} B: g2g4")
     assert score["evaluation"] == pytest.approx(accuracy, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("moves", "best", "share"),
-    [
-        ("g2g4 f2f4", "g2g4", 1.0),
-        ("g2g4 a1a8", "g2g4", 2 / 3),
-        ("g2g4 f2f4", "a1a8", 2 / 3),
-        ("a1a8 a1a8 a1a8", "g2g4", 1 / 4),
-        ("a1a8", "h1h2", 0.0),
-        ("g2g4q", "g2g4", 1 / 2),  # no promotion there
-    ],
-)
-def test_legality_is_the_share_of_moves_named(moves: str, best: str, share: float) -> None:
-    assert policy(f"M: {moves} E: 0.0 B: {best}")["legality"] == pytest.approx(share)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from itertools import chain, islice, zip_longest
 
 from ...data.sources import Row
 from ...data.synthesis import fill_in_row
-from ...tasks.fill_in import parse_fill_in_prompt, score_fill_in
+from ...tasks.fill_in_record import parse_fill_in_prompt, score_fill_in
 from ...tasks.types import FILL_IN_FIELDS, EnvironmentPrompt, FillInField
 from ..suite import PromptSuite, packaged
 from .environment import heldout_prompts

@@ -19,7 +19,7 @@ from ...common.errors import EngineError
 from ...common.stats import Estimate, wilson
 from ...engine.arguments import EngineArguments
 from ...engine.pool import HASH_MB, find_engine
-from ...inference.prompts import Choice, choose, policy_prompt, reply_of
+from ...inference.model import Choice, choose, policy_prompt, reply_of
 from ...models.decoding import Decoding
 from ...tasks.policy import parse_policy_answer
 from ..models import ModelArguments, open_model
@@ -35,7 +35,7 @@ ELO_SCALE = 400
 class MatchSuite(GameSuite):
     """Games from openings, each opening played twice, once with each colour.
 
-    The model plays as in a chess program: `inference.prompts.choose` replaces an illegal or unreadable
+    The model plays as in a chess program: `inference.model.choose` replaces an illegal or unreadable
     move, as `rookworld uci` does. `strict_score` says what the same games come to if such a move loses.
     A game is a draw if it is cut off, or if python-chess ends it without a mate.
 

@@ -9,9 +9,13 @@ import pytest
 
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
 from rookworld_rlvr.evaluation.suites.fill_in import FillInSuite
-from rookworld_rlvr.tasks import fill_in
-from rookworld_rlvr.tasks.fill_in import parse_fill_in_prompt
-from rookworld_rlvr.tasks.types import FILL_IN_FIELDS, FillInPrompt
+from rookworld_rlvr.tasks.fill_in_record import (
+    FillInPrompt,
+    filled,
+    fitting,
+    parse_fill_in_prompt,
+)
+from rookworld_rlvr.tasks.types import FILL_IN_FIELDS
 
 START = chess.STARTING_FEN
 AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
@@ -50,14 +54,14 @@ def test_items_are_held_out_records_each_field_as_often() -> None:
     assert Counter(prompt.field for prompt in prompts) == dict.fromkeys(FILL_IN_FIELDS, 30)
     assert all(is_held_out(fen, HELDOUT_SHARE) for fen in fens.values())
     for prompt, fen in zip(prompts, fens.values(), strict=True):
-        (state,) = {fill_in.filled(prompt, answer)[0].fen for answer in whole(prompt, fen)}
-        assert state == fen, "the position is the true one, hidden or not"
+        states = {filled(prompt.columns, answer)[0].fen for answer in whole(prompt, fen)}
+        assert states == {fen}, "the position is the true one, hidden or not"
     assert len(fens) == len({*map(str, prompts)})
 
 
 def whole(prompt: FillInPrompt, fen: str) -> list[str]:
     """Answers that give the record this state; where the state is shown, one of all."""
-    fits = fill_in.fitting(prompt)
+    fits = fitting(prompt)
     if prompt.column != "state":
         return [fits[0]]
-    return [answer for answer in fits if fill_in.filled(prompt, answer)[0].fen == fen]
+    return [answer for answer in fits if filled(prompt.columns, answer)[0].fen == fen]
