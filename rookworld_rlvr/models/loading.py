@@ -8,6 +8,8 @@ from fnmatch import filter as matching
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import chess
+
 from ..common.errors import RookWorldError
 from ..common.files import asset_path, is_hub_id, shipped_names
 
@@ -23,6 +25,9 @@ _WEIGHTS = {
     "model*.safetensors": "pytorch_model*.bin",
     "adapter_model*.safetensors": "adapter_model*.bin",
 }
+
+
+_SAMPLE = f"A: {chess.STARTING_FEN}+e2e4+e2e4+"
 
 
 _CONVERT = (
@@ -230,8 +235,10 @@ def load_tokenizer(name: str, *, must_end: bool = True, **kwargs: Any) -> PreTra
         kwargs: For `AutoTokenizer.from_pretrained`.
 
     Raises:
-        RookWorldError: There is no such tokenizer, it could not be loaded, or it is empty.
+        RookWorldError: There is no such tokenizer, it could not be loaded, it is empty, or it is not that
+            of its file.
     """
+    from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
     try:
@@ -247,6 +254,14 @@ def load_tokenizer(name: str, *, must_end: bool = True, **kwargs: Any) -> PreTra
         raise RookWorldError(
             f"the model {name!r} has no tokenizer that encodes text and has an end token; put "
             "tokenizer.json and tokenizer_config.json into its folder"
+        )
+    file = Path(resolve_model_path(name)) / "tokenizer.json"
+    encoded = tokenizer(_SAMPLE, add_special_tokens=False)["input_ids"]
+    by_file = file.is_file() and Tokenizer.from_file(str(file)).encode(_SAMPLE, add_special_tokens=False)
+    if by_file and by_file.ids != encoded:
+        raise RookWorldError(
+            f"transformers would not encode text for the model {name!r} as its tokenizer.json does; put "
+            "the tokenizer_config.json that belongs to it into the folder, too"
         )
     tokenizer.padding_side = "left"
     if tokenizer.pad_token is None:

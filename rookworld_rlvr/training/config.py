@@ -261,6 +261,11 @@ class RookWorldGRPOConfig(
     log_completions: bool = with_default(GRPOConfig, "log_completions", True)
     num_completions_to_print: int | None = with_default(GRPOConfig, "num_completions_to_print", 0)
 
+    def __post_init__(self) -> None:
+        if "no" in (self.eval_strategy, self.save_strategy):
+            self.load_best_model_at_end = False  # no checkpoint is measured, so none is the best
+        super().__post_init__()
+
     def faults(self) -> list[str]:
         """Faults that show only when several keys are compared, one sentence each."""
         faults = self._reward_faults() + part_faults(self)

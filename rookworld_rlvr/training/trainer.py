@@ -74,6 +74,8 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         """
         if reward_funcs is None and getattr(args, "rewards", None):
             reward_funcs = get_reward_funcs(args.rewards)
+        if args is not None and kwargs.get("eval_dataset") is None:
+            args.eval_on_start = False  # there is nothing to evaluate on
         self.call: Call | None = None
         self.being_scored: Rows | None = None
         self.is_beside = False
