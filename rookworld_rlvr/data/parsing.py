@@ -27,6 +27,7 @@ from ..common.errors import (
     UnjudgeableError,
 )
 from ..tasks import rules
+from ..tasks.environment import ENVIRONMENT
 from ..tasks.registry import TASKS, split_row, task_of
 from ..tasks.text import MAX_HISTORY, clean, parse_move
 from ..tasks.types import EnvironmentPrompt
@@ -43,6 +44,9 @@ from .sources import (
 # They print what a row's `fault` or an error says better.
 logging.getLogger("datasets.packaged_modules.json.json").setLevel(logging.CRITICAL)
 logging.getLogger("chess.pgn").setLevel(logging.CRITICAL)
+
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def raw_rows(args: SourceArguments) -> Iterator[Row]:
@@ -105,6 +109,8 @@ def parse_rows(
     for number, raw in enumerate(raws, 1):
         if raw.get("text") == "":
             continue
+        if number == 1 and ENVIRONMENT.name in tasks and "fen" in raw:
+            _say_what_is_drawn(raw)
         try:
             asked: list[Mapping[str, Any]] = [raw]
             if tasks and not _is_row(raw):
@@ -116,6 +122,16 @@ def parse_rows(
             text = {key: raw[key] for key in (*COLUMNS, "completion") if key in raw}
             is_readable = kind is not None or isinstance(error, UnjudgeableError)
             yield Malformed(number, reason, str(error), text, is_readable)
+
+
+def _say_what_is_drawn(raw: Mapping[str, Any]) -> None:
+    """Warn that moves are drawn, if a data set has columns but not those of the moves to ask about."""
+    others = sorted(raw.keys() - {*COLUMNS, "action_values"})
+    if others and not {"action", "history"} & {*others}:
+        _LOGGER.warning(
+            "no column action: environment prompts ask about random legal moves (columns: %s)",
+            ", ".join(others),
+        )
 
 
 def _is_row(raw: Mapping[str, Any]) -> bool:
@@ -181,7 +197,7 @@ def fen_of(text: str) -> str:
     """The FEN of a line that holds a FEN or an EPD.
 
     Raises:
-        NotationError: python-chess cannot read it.
+        NotationError: python-chess cannot read it, or would change it, see `rules.check_fields`.
 
     >>> fen_of('7k/8/8/8/8/8/8/K7 w - - bm Ka2; id "corner";')
     '7k/8/8/8/8/8/8/K7 w - - 0 1'
@@ -198,6 +214,7 @@ def fen_of(text: str) -> str:
         raise NotationError(
             "neither a RookWorld row, a FEN nor an EPD", f"{text} ({error})"
         ) from error
+    rules.check_fields(board, text)
     return board.fen()
 
 
@@ -255,7 +272,10 @@ def asked_of(raw: Mapping[str, Any], tasks: Sequence[str]) -> list[Mapping[str, 
     """
     if raw.get("fault"):
         raise NotationError("a game that cannot be read to its end", str(raw["fault"]))
-    fen = fen_of(str(raw.get("text") or raw.get("fen") or raw.get("prompt") or ""))
+    asked = raw.get("prompt")
+    if asked is not None and not isinstance(asked, str):
+        raise NotationError("a prompt that is not text, such as a list of messages", str(asked))
+    fen = fen_of(str(raw.get("text") or raw.get("fen") or asked or ""))
     position = EnvironmentPrompt(fen, *_played(fen, raw.get("action"), raw.get("history")))
     prompts = [prompt for task in tasks if (prompt := TASKS[task].ask(position)) is not None]
     if not prompts:

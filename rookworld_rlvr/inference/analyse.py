@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 import chess
 
 from ..common.errors import EngineError
-from ..common.terminal import printable
+from ..common.terminal import printable, show
 from ..engine.arguments import DEFAULT_DEPTH, EngineArguments
 from ..engine.labeller import Labeller
 from ..tasks import rules
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     asked = "ask for the state after this move; in UCI, it may be illegal"
     parser.add_argument("--move", help=asked)
     args = parser.parse_args(argv)
-    return run("analyse", lambda: print(printable("\n".join(_answer(args)))))
+    return run("analyse", lambda: show(printable("\n".join(_answer(args)))))
 
 
 def _answer(args: argparse.Namespace) -> Iterator[str]:

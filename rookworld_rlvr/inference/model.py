@@ -61,11 +61,18 @@ def read_position(position: Position) -> str:
     """A position's FEN, as python-chess writes it.
 
     Raises:
-        NotationError: The FEN is malformed.
+        NotationError: The FEN is malformed, or python-chess would change it, see `rules.check_fields`.
         IllegalPositionError: The position is not legal.
+        RookWorldError: It is neither a FEN nor a board.
     """
-    fen = position.fen() if isinstance(position, chess.Board) else position
-    return rules.canonical_fen(parse_fen(fen))
+    if not isinstance(position, str | chess.Board):
+        raise RookWorldError(
+            f"{position!r} is not a position; give a FEN or a chess.Board, or several to analyse_all"
+        )
+    fen = parse_fen(position.fen() if isinstance(position, chess.Board) else position)
+    canonical = rules.canonical_fen(fen)
+    rules.check_fields(chess.Board(fen), fen)
+    return canonical
 
 
 def read_move(board: chess.Board, move: Move) -> chess.Move:
@@ -76,6 +83,8 @@ def read_move(board: chess.Board, move: Move) -> chess.Move:
     """
     if isinstance(move, chess.Move):
         return move
+    if not isinstance(move, str):
+        raise RookWorldError(f"{move!r} is not a move; {_LEGAL_MOVE}")
     try:
         return chess.Move.from_uci(parse_move(move))
     except NotationError:
@@ -125,14 +134,15 @@ def environment_prompt(asked: Position, move: Move, history: Sequence[Move] = ()
     Args:
         asked: The position.
         move: A move there.
-        history: The moves before it, in UCI or of python-chess.
+        history: The moves before it, in UCI or of python-chess; or in UCI in one text.
 
     Raises:
         RookWorldError: See `read_position` and `read_move`, or the history is not in UCI.
     """
     position = read_position(asked)
     action = read_move(rules.board_of(position), move).uci()
-    before = [one.uci() if isinstance(one, chess.Move) else parse_move(one) for one in history]
+    moves = history.split() if isinstance(history, str) else history
+    before = [one.uci() if isinstance(one, chess.Move) else parse_move(one) for one in moves]
     told = (*before, action)[-MAX_HISTORY:]
     return write_environment_prompt(EnvironmentPrompt(position, action, told))
 
@@ -236,10 +246,14 @@ class RookWorld:
             dtype: As PyTorch names it.
 
         Raises:
-            RookWorldError: There is no such model, or it could not be loaded.
+            RookWorldError: There is no such model or dtype, or it could not be loaded.
         """
         import torch
 
+        if not isinstance(getattr(torch, dtype, None), torch.dtype):
+            raise RookWorldError(
+                f"dtype: {dtype!r} is not one of PyTorch's; give float32, bfloat16 or float16"
+            )
         if device is None:
             found = torch.accelerator.current_accelerator(check_available=True)
             device = "cpu" if found is None else found.type
@@ -297,6 +311,8 @@ class RookWorld:
         Raises:
             RookWorldError: See `analyse`.
         """
+        if isinstance(positions, str):
+            raise RookWorldError("positions: a text is given; write a list, [position]")
         texts = self.complete([policy_prompt(position) for position in positions])
         return [reply_of(text, parse_policy_answer) for text in texts]
 

@@ -235,8 +235,8 @@ def load_tokenizer(name: str, *, must_end: bool = True, **kwargs: Any) -> PreTra
         kwargs: For `AutoTokenizer.from_pretrained`.
 
     Raises:
-        RookWorldError: There is no such tokenizer, it could not be loaded, it is empty, or it is not that
-            of its file.
+        RookWorldError: There is no such tokenizer, it could not be loaded, it is empty, or it is not
+            that of its file.
     """
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
@@ -257,7 +257,9 @@ def load_tokenizer(name: str, *, must_end: bool = True, **kwargs: Any) -> PreTra
         )
     file = Path(resolve_model_path(name)) / "tokenizer.json"
     encoded = tokenizer(_SAMPLE, add_special_tokens=False)["input_ids"]
-    by_file = file.is_file() and Tokenizer.from_file(str(file)).encode(_SAMPLE, add_special_tokens=False)
+    by_file = file.is_file() and Tokenizer.from_file(str(file)).encode(
+        _SAMPLE, add_special_tokens=False
+    )
     if by_file and by_file.ids != encoded:
         raise RookWorldError(
             f"transformers would not encode text for the model {name!r} as its tokenizer.json does; put "

@@ -115,6 +115,18 @@ def get_reward_funcs(
     return [_open(spec, truth or PolicyTruth()) for spec in chosen]
 
 
+def with_functions(rewards: Any) -> Any:
+    """TRL's `reward_funcs` with functions for this package's names; TRL takes any text for a model.
+
+    Raises:
+        ConfigurationError, RookWorldError: See `get_reward_funcs`.
+    """
+    if isinstance(rewards, list):
+        return [with_functions(reward) for reward in rewards]
+    is_ours = isinstance(rewards, str) and (rewards in known_rewards() or is_own(rewards))
+    return get_reward_funcs([rewards])[0] if is_ours else rewards
+
+
 def specs_of(specs: Any) -> Any:
     """A list of rewards with each name as ``{"name": ...}``; anything else as it is."""
     if not isinstance(specs, list | tuple):

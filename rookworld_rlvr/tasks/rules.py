@@ -22,7 +22,7 @@ from typing import Literal, get_args
 
 import chess
 
-from ..common.errors import IllegalPositionError
+from ..common.errors import IllegalPositionError, NotationError
 from .types import EnvironmentAnswer
 
 SIDES = ("white", "black")
@@ -89,6 +89,34 @@ def canonical_fen(fen: str) -> str:
     'rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1'
     """
     return board_of(fen).fen()
+
+
+def check_fields(board: chess.Board, text: str) -> None:
+    """Refuse what python-chess would leave out when it writes the position: it is another one then.
+
+    An en passant square is fine wherever a pawn has just gone two squares, even if none can capture.
+
+    Args:
+        board: The position as it was read.
+        text: What it was read from, for the message.
+
+    Raises:
+        NotationError: The castling rights need other kings and rooks, as those of Chess960 do, or the en
+            passant square is impossible.
+
+    >>> check_fields(chess.Board(), chess.STARTING_FEN)
+    """
+    status = board.status()
+    for flag, fault in _LEFT_OUT.items():
+        if status & flag:
+            raise NotationError(fault, text)
+
+
+_LEFT_OUT = {
+    chess.STATUS_BAD_CASTLING_RIGHTS: "castling rights without king and rook at home (there is no "
+    "Chess960 here)",
+    chess.STATUS_INVALID_EP_SQUARE: "an en passant square that no pawn has just passed",
+}
 
 
 def position_key(fen: str) -> str:

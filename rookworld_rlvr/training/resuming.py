@@ -311,6 +311,8 @@ def _refusal(checkpoint: Path, refused: Changes) -> str:
             f" from its weights, by adding to your command: --config {run / RESOLVED_CONFIG} "
             f"--resume_from_checkpoint false --model_name_or_path {checkpoint} --output_dir {run}-2"
         )
+    else:
+        remedy += f"; the checkpoint holds adapters alone, {run} the merged model of a finished run"
     lines = [f"  - {key}: was {words(was)}, is {words(now)}" for key, (was, now) in refused.items()]
     return "\n".join(
         [

@@ -14,7 +14,7 @@ import pytest
 
 from rookworld_rlvr.common.errors import NotationError, RookWorldError
 from rookworld_rlvr.data.loading import DataArguments, load_data, parsed_rows, require_answers
-from rookworld_rlvr.data.parsing import asked_of, fen_of, parse_raw, pgn_positions
+from rookworld_rlvr.data.parsing import asked_of, fen_of, parse_raw, parse_rows, pgn_positions
 from rookworld_rlvr.data.sources import Malformed, RowArguments
 from rookworld_rlvr.data.synthesis import environment_prompts, environment_row, opening_positions
 from rookworld_rlvr.tasks.registry import is_right
@@ -136,6 +136,28 @@ def test_fens_and_epds_are_told_from_other_text() -> None:
     ):
         with pytest.raises(NotationError, match="neither a RookWorld row, a FEN nor an EPD"):
             fen_of(wrong)
+    for changed, said in (
+        ("nrbqkbrn/pppppppp/8/8/8/8/PPPPPPPP/NRBQKBRN w GBgb - 0 1", "Chess960"),
+        ("4k3/8/8/8/8/8/8/R4K1R w KQkq -", "castling rights"),
+        (named.replace("e3", "e6"), "en passant"),
+    ):
+        with pytest.raises(NotationError, match=said):
+            fen_of(changed)
+
+
+def test_a_column_that_is_not_read_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    row = {"fen": chess.STARTING_FEN, "move": "e2e4"}
+    list(parse_rows([row], ["environment"]))
+    assert "no column action" in caplog.text and "move" in caplog.text
+    caplog.clear()
+    list(parse_rows([{**row, "action": "e2e4"}], ["environment"]))
+    list(parse_rows([row], ["policy"]))
+    assert not caplog.text
+
+
+def test_a_prompt_that_is_not_text_is_refused() -> None:
+    (row,) = parse_rows([{"fen": chess.STARTING_FEN, "prompt": [{"role": "user"}]}], ["policy"])
+    assert isinstance(row, Malformed) and "a list of messages" in row.message
 
 
 @pytest.mark.parametrize("form", ["fen", "epd", "txt"])

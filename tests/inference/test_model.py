@@ -75,6 +75,9 @@ def test_positions_and_moves_are_taken_as_people_have_them() -> None:
         ([START, "e5"], "illegal san: 'e5'.*; give a legal move, as Nf3"),
         ([START, "rubbish"], "invalid san: 'rubbish'"),
         ([START, "e4", ["Nf3"]], "not a move in UCI notation: 'Nf3'"),
+        ([START, 3], "3 is not a move"),
+        ([[START], "e4"], "is not a position; .* analyse_all"),
+        ([chess.Board.from_chess960_pos(100), "e4"], "Chess960"),
     ],
 )
 def test_what_is_no_position_or_move_is_refused(asked: list[Any], said: str) -> None:
@@ -92,3 +95,8 @@ def test_a_board_brings_its_moves_and_a_text_is_not_a_list() -> None:
     assert model.step(board, "Nc6") == told.record
     with pytest.raises(RookWorldError, match="write a list of texts"):
         model.complete("P: ")  # type: ignore[arg-type]
+    with pytest.raises(RookWorldError, match=r"write a list, \[position\]"):
+        model.analyse_all(START)
+    with pytest.raises(RookWorldError, match="'bf16' is not one of PyTorch's"):
+        RookWorld.from_pretrained("rookworld-nano", dtype="bf16")
+    assert model.step(START, "d4", "g1f3 g8f6") == model.step(START, "d4", ["g1f3", "g8f6"])

@@ -65,11 +65,13 @@ class TestTokenizer:
             whole = tokenizer(row["prompt"] + row["completion"])["input_ids"]
             assert whole[: len(prompt)] == prompt
 
-    def test_a_folder_whose_tokenizer_would_be_read_as_another_is_refused(self, tmp_path: Path) -> None:
+    def test_a_folder_whose_tokenizer_would_be_read_as_another_is_refused(
+        self, tmp_path: Path
+    ) -> None:
         packaged = Path(loading.resolve_model_path(loading.PACKAGED_MODEL))
         for name in ("config.json", "tokenizer.json"):
             (tmp_path / name).write_bytes((packaged / name).read_bytes())
-        with pytest.raises(RookWorldError, match="tokenizer_config.json"):
+        with pytest.raises(RookWorldError, match=r"tokenizer_config\.json"):
             loading.load_tokenizer(str(tmp_path))
 
 

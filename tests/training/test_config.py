@@ -60,6 +60,11 @@ class TestValues:
         assert training.reward_weights == [2.0]
         assert data.synthetic_shares == {"openings": 1.0}
 
+    @pytest.mark.parametrize("key", ["eval_strategy", "save_strategy"])
+    def test_without_measured_checkpoints_none_is_the_best(self, tmp_path: Path, key: str) -> None:
+        *_, training, _ = parse(tmp_path, GOOD, f"--{key}", "no")
+        assert training.load_best_model_at_end is False
+
     @pytest.mark.parametrize("given", ["graduated", "[graduated]", "[{name: graduated}]"])
     def test_a_reward_can_be_given_by_its_name(self, tmp_path: Path, given: str) -> None:
         *_, training, _ = parse(tmp_path, GOOD, "--rewards", given)

@@ -28,6 +28,7 @@ from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.metrics import evaluate_completions
 from rookworld_rlvr.tasks.rules import double_step_square
 from rookworld_rlvr.training import callbacks
+from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.preflight import (
     TOLERANCE_FP32,
     TOLERANCE_HALF,
@@ -39,7 +40,7 @@ from rookworld_rlvr.training.preflight import (
 from rookworld_rlvr.training.run_folder import save_final
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
-from ..conftest import NOT_KEPT, mixed_rows
+from ..conftest import NOT_KEPT, ON_CPU, mixed_rows
 
 Build = Callable[..., Any]
 
@@ -200,6 +201,18 @@ def test_rewards_of_every_kind_are_called_and_have_names_of_their_own(build: Bui
     even, in_time, *lengths = (logged[f"rewards/{name}/mean"] for name in names)
     assert even == in_time
     assert lengths == pytest.approx([lengths[0] * factor for factor in (1, 2, 3)])
+
+
+def test_a_reward_can_be_named_and_no_rows_held_out(tmp_path: Path, packaged: LoadedData) -> None:
+    sizes = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 24}
+    trainer = RookWorldGRPOTrainer(
+        loading.PACKAGED_MODEL,
+        ["environment_exact"],
+        RookWorldGRPOConfig(str(tmp_path), max_steps=1, eval_strategy="no", **sizes, **ON_CPU),
+        train_dataset=mixed_rows(packaged.train),
+    )
+    trainer.train()
+    assert any("rewards/environment_exact/mean" in log for log in trainer.state.log_history)
 
 
 def test_a_stream_of_rows_is_trained_on(build: Build, packaged: LoadedData) -> None:
