@@ -73,7 +73,7 @@ def test_a_refusal_says_how_to_start_from_the_weights(tmp_path: Path) -> None:
     assert str(checkpoint) in head and line == "  - seed: was 0, is 1"
     assert f"--model_name_or_path {checkpoint} --output_dir {tmp_path}/run-2" in remedy
     (checkpoint / "config.json").unlink()  # adapters alone are no model to start from
-    with pytest.raises(RookWorldError, match="adapters alone, .* the merged model"):
+    with pytest.raises(RookWorldError, match=r"adapters alone, .* the merged model"):
         changed_keys(checkpoint, "seed: 1\n")
 
 
