@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ..common.settings import setting
 from ..tasks.types import Score
 
 Shaping = Literal["graduated", "linear", "binary", "continuous"]
 UNREADABLE = -0.3
-_LADDER = ((1.0, 1.0), (0.85, 0.8), (0.5, 0.6), (1e-9, 0.4), (0.0, 0.2))  # q at least, reward
+THRESHOLDS = (0.5, 0.85)
 _POLICY_QUALITY = ("best_move", "candidates", "evaluation", "legality", "consistency")
+
+
+def _threshold_faults(value: Any, name: str) -> list[str]:
+    if len(value) == 2 and 0 < value[0] < value[1] < 1:
+        return []
+    return [f"{name}: {value!r}; give two numbers between 0 and 1, the smaller first"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +35,21 @@ class GraduatedOptions(Options):
     """What an entry for `graduated` may have."""
 
     shaping: Shaping = setting("graduated", "The form of the scale.")
+    thresholds: tuple[float, ...] = setting(
+        THRESHOLDS, "Of the ladder's third and fourth rung.", check=_threshold_faults
+    )
 
 
-def graduated(score: Score, shaping: str = "graduated") -> float:
+def graduated(
+    score: Score, shaping: str = "graduated", thresholds: Sequence[float] = THRESHOLDS
+) -> float:
     """One number in [-0.3, 1] for an environment or policy answer; unreadable answers get -0.3.
 
     An environment answer with a malformed board gets from -0.3 to -0.1, by how near it is. With `q`,
     the share of fields right (environment) or the mean of the five policy components:
 
     - ``graduated``: the ladder 0.2 format only (q = 0), 0.4 some fields right, 0.6 most (q at least
-      0.5), 0.8 near perfect (q at least 0.85: one field wrong), 1.0 exact (q = 1).
+      the first threshold), 0.8 near perfect (the second; 0.85: one field wrong), 1.0 exact (q = 1).
     - ``linear``: 0.2 + 0.8 q.
     - ``binary``: 1 where exact, else 0.
     - ``continuous``: as ``linear``, but a nearly right field counts in part: for the environment
@@ -46,6 +58,7 @@ def graduated(score: Score, shaping: str = "graduated") -> float:
     Args:
         score: What `score_environment` or `score_policy` returns.
         shaping: One of `Shaping`.
+        thresholds: Of the ladder's third and fourth rung.
     """
     if not score["format"]:
         return UNREADABLE + score.get("state", 0.0)
@@ -54,7 +67,10 @@ def graduated(score: Score, shaping: str = "graduated") -> float:
         return float(quality == 1)
     if shaping != "graduated":
         return 0.2 + 0.8 * quality
-    return next(rung for least, rung in _LADDER if quality >= least)
+    for least, rung in ((1.0, 1.0), (thresholds[1], 0.8), (thresholds[0], 0.6)):
+        if quality >= least:
+            return rung
+    return 0.4 if quality > 0 else 0.2
 
 
 def _quality(score: Score, partial: bool) -> float:

@@ -139,7 +139,7 @@ def test_a_token_as_a_key_is_refused_and_not_repeated(where: str, tmp_path: Path
         (tmp_path / "recipe.yaml").write_text(f"hub_token: {TOKENS['HF_TOKEN']}\n")
         words = ["--config", "recipe.yaml"]
     done = script("grpo.py", *words, *SMALL, *GRPO, cwd=tmp_path)
-    assert done.returncode == 2 and "hub_token: the token would be written" in done.stderr
+    assert done.returncode == 2 and "hub_token: it would be written" in done.stderr
     assert "p1anted" not in done.stdout + done.stderr
     assert not (tmp_path / "run").exists()
 

@@ -117,7 +117,7 @@ def test_a_copied_sweep_is_wandb_s_format_and_its_trials_parse_outside_of_the_cl
 
 def test_the_mean_of_two_shares_has_an_interval(tmp_path: Path) -> None:
     """R's prop.test(50, 100, correct = FALSE) gives [0.4038, 0.5962]; of two, it is narrower by √2."""
-    entry = {"before": 0.0, "after": 0.5, "n": 100}
+    entry = {"after": 0.5, "interval_after": [0.4038, 0.5962], "n": 100}
     names = ("environment/exact", "fill_in/exact")
     (tmp_path / "results.json").write_text(json.dumps({"heldout": dict.fromkeys(names, entry)}))
     one, both = (read_score(tmp_path / "results.json", f"eval/{n}") for n in (names[0], "overall"))
@@ -219,7 +219,7 @@ def test_a_trial_is_run_anew_if_its_recipe_or_a_user_s_file_was_edited(
     def run_child(command: list[str], log: Path) -> int:
         ran.append(command)
         log.with_suffix("").mkdir(exist_ok=True)
-        entry = {"before": 0.0, "after": 0.5, "n": 100}
+        entry = {"after": 0.5, "interval_after": [0.4038, 0.5962], "n": 100}
         results = json.dumps({"heldout": {"environment/exact": entry}})
         (log.with_suffix("") / "results.json").write_text(results)
         return 0

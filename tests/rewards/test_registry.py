@@ -93,12 +93,22 @@ POLICY = (POLICY_PROMPT, POLICY_COMPLETIONS)
 FILL_IN = (FILL_IN_PROMPT, FILL_IN_COMPLETIONS)
 
 
+SHAPINGS: list[tuple[dict[str, Any], list[float]]] = [
+    # 0.2 + 0.8 * share of nine fields
+    ({"shaping": "linear"}, [1, 0.911111, 0.822222, 0.644444, -0.3]),
+    ({"shaping": "binary"}, [1, 0, 0, 0, -0.3]),
+    ({"shaping": "continuous"}, [1, 0.929600, 0.893333, 0.758335, -0.3]),
+    ({"thresholds": [0.6, 0.75]}, [1, 0.8, 0.8, 0.4, -0.3]),
+]
+
+
 @pytest.mark.parametrize(
     ("asked", "spec", "numbers"),
     [
         *((ENVIRONMENT, {"name": name}, numbers) for name, numbers in ENVIRONMENT_NUMBERS),
         *((POLICY, {"name": name}, numbers) for name, numbers in POLICY_NUMBERS),
         *((FILL_IN, {"name": name}, numbers) for name, numbers in FILL_IN_NUMBERS),
+        *((ENVIRONMENT, {"name": "graduated", **spec}, numbers) for spec, numbers in SHAPINGS),
         # The row's own completion, which a data set's B would be taken from, is no truth.
         ((POLICY_PROMPT, ["M: h2h3 E: -3.0 B: h2h3"]), {"name": "policy_best_move"}, [0.200871]),
     ],
@@ -256,6 +266,7 @@ def test_tasks_of_a_list_of_rewards() -> None:
         ([{"name": "policy_formt"}], ["'policy_formt'", "did you mean policy_format"]),
         ([{"name": "graduated", "shapin": "linear"}], ["'shapin'", "did you mean shaping"]),
         ([{"name": "graduated", "shaping": "cubic"}], ["'cubic'", "linear", "binary"]),
+        ([{"name": "graduated", "thresholds": [0.9, 0.5]}], ["[0.9, 0.5]", "the smaller first"]),
         ([{"name": "asymmetric", "weight": "heavy"}], ["'heavy'", "is not a number"]),
         ([{"name": "asymmetric", "weight": float("nan")}], ["nan", "is not a finite number"]),
         ([{"weight": 1.0}], ["must be a mapping with a name"]),
