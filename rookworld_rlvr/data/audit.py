@@ -23,6 +23,7 @@ import numpy as np
 from ..common.files import read_asset
 from ..common.progress import shown
 from ..common.settings import setting
+from ..common.terminal import wrapped
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT, parse_environment_answer
 from ..tasks.fill_in import FILL_IN
@@ -256,7 +257,8 @@ def advice(result: Counts) -> list[str]:
     lines: list[str] = []
     wanted: set[str] = set()
     for finding, repair in findings(result):
-        lines.append(f"  - {finding}{f'; repair with --repairs {repair}' if repair else ''}")
+        remedy = f"; repair with --repairs {repair}" if repair else ""
+        lines.append(wrapped(f"  - {finding}{remedy}", 4))
         wanted.add(repair)
     if not lines:
         return [f"  Nothing: no fault was found in {result['read']:,} rows."]

@@ -370,9 +370,10 @@ def require_truth(data: LoadedData, tasks: Sequence[str], labels: str = "stored"
     """
     for task in tasks:
         if not data.report.heldout[task]:
+            others = " ".join(other for other in tasks if data.report.heldout[other])
             raise RookWorldError(
                 f"no held-out rows of the task {task!r}: give such rows, a larger heldout_share, or "
-                f"leave the task out of `tasks`"
+                f"leave the task out{f': --tasks {others}' if others else ' of `tasks`'}"
             )
     if data.report.unlabelled and labels == "stored":
         raise RookWorldError(

@@ -70,7 +70,7 @@ def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[
         recipe = f"; a recipe of that name makes it: {command}"
     if path.is_dir():
         return [f"{key}: no model in {name!r}{recipe}"]
-    folders = (str(path) for path in Path().iterdir() if path.is_dir())
+    folders = (str(path.parent) for path in Path().glob("**/config.json"))
     close = difflib.get_close_matches(name, [PACKAGED_MODEL, *folders], n=1)
     return [
         f"{key}: there is no folder {name!r} in {Path.cwd()}, and it is neither {PACKAGED_MODEL} nor a "

@@ -334,8 +334,9 @@ def test_each_finding_names_its_repair(
 ) -> None:
     clean = [white(n) for n in range(100, 118)]
     text = advice_text(audited(E5, *clean, row))
-    (line,) = (line for line in text.splitlines() if words in line)
-    assert line.endswith(f"repair with --repairs {repair}")
+    unwrapped = " ".join(text.partition("\n\n  rookworld")[0].split())
+    (finding,) = (finding for finding in unwrapped.split(" - ") if words in finding)
+    assert finding.endswith(f"repair with --repairs {repair}")
     assert repair in text.splitlines()[-1].split("--repairs ")[1].split()
     assert "--repairs" not in advice_text(audited(E5, *clean))
 
