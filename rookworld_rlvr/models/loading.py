@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from fnmatch import filter as matching
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,8 @@ def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[
         recipe = f"; a recipe of that name makes it: {command}"
     if path.is_dir():
         return [f"{key}: no model in {name!r}{recipe}"]
-    folders = (str(path.parent) for path in Path().glob("**/config.json"))
+    models = chain(Path().glob("*/config.json"), Path().glob("*/*/config.json"))
+    folders = (str(path.parent) for path in models)
     close = difflib.get_close_matches(name, [PACKAGED_MODEL, *folders], n=1)
     return [
         f"{key}: there is no folder {name!r} in {Path.cwd()}, and it is neither {PACKAGED_MODEL} nor a "
