@@ -35,6 +35,8 @@ def named_here(name: str, known: Collection[str]) -> str:
     >>> named_here("learning_rat", ["learning_rate", "max_steps"])
     '; did you mean learning_rate?'
     """
+    if name == "env":  # as TRL's own parser takes it
+        return "; set variables of the environment in the shell"
     for key, others in words()["names"].items():
         if name in others and key in known:
             note = words()["notes"].get(key)

@@ -55,6 +55,8 @@ class Progress(tqdm):  # type: ignore[misc]
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         """Called by tqdm when it is time to."""
+        if self.total and self.n > self.total:
+            self.bar_format = _LINE_WITHOUT_TOTAL  # more than were expected
         if self._is_bar:
             super().display(msg, pos)
         elif msg is None:

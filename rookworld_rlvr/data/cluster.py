@@ -15,6 +15,7 @@ datatrove's business.
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import json
 import shutil
@@ -22,7 +23,7 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,8 @@ def label_shard(
     asyncio.set_event_loop_policy(None)  # Ray's, of uvloop, cannot start an engine as we do
     datasets.disable_progress_bars()  # they would fill the log
     rows = datasets.load_from_disk(folder / "rows").shard(world_size, rank)
-    own = replace(args, engine_cache=str(folder / "values" / f"{rank:05d}.sqlite"))
+    own = copy.copy(args)  # unchecked: another machine need not see the data set
+    own.engine_cache = str(folder / "values" / f"{rank:05d}.sqlite")
     write_labelled(_part(folder, rank), rows, own, PrepareReport())
 
 
@@ -187,6 +189,11 @@ def label_on_cluster(args: PrepareArguments) -> str:
 
 def option_faults(cluster: str, options: Mapping[str, Any]) -> list[str]:
     """What is wrong with the arguments for datatrove's executor, and whether Slurm is there."""
+    if cluster == "local" and (given := [key for key in _OF_LOCAL if key in options]):
+        return [
+            f"cluster_options: {', '.join(given)}: local runs its tasks one after the other; leave it "
+            "out, and give engine_workers"
+        ]
     try:
         ours = [*_OURS, *(_OF_LOCAL if cluster == "local" else ())]
         inspect.signature(_EXECUTORS[cluster]).bind(**dict.fromkeys(ours), **options)

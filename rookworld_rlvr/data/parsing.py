@@ -272,10 +272,10 @@ def asked_of(raw: Mapping[str, Any], tasks: Sequence[str]) -> list[Mapping[str, 
     """
     if raw.get("fault"):
         raise NotationError("a game that cannot be read to its end", str(raw["fault"]))
-    asked = raw.get("prompt")
-    if asked is not None and not isinstance(asked, str):
-        raise NotationError("a prompt that is not text, such as a list of messages", str(asked))
-    fen = fen_of(str(raw.get("text") or raw.get("fen") or asked or ""))
+    given = raw.get("text") or raw.get("fen") or raw.get("prompt") or ""
+    if not isinstance(given, str):
+        raise NotationError("a prompt that is not text, such as a list of messages", str(given))
+    fen = fen_of(given)
     position = EnvironmentPrompt(fen, *_played(fen, raw.get("action"), raw.get("history")))
     prompts = [prompt for task in tasks if (prompt := TASKS[task].ask(position)) is not None]
     if not prompts:

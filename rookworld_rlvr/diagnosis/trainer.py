@@ -195,7 +195,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
             note["tokens"] = [self.processing_class.decode([token]) for token in ids]
             note["ended"] = bool(ids) and ids[-1] in ends
             advantage = advantages[place] if advantages.dim() == 1 else advantages[place][kept]
-            note["advantage"] = advantage.mean().item()
+            note["advantage"] = (advantage.mean() / inputs.get("row_scale", 1)).item()
             note["taught"] = bool(inputs["taught"][place]) if "taught" in inputs else False
             note |= {name: column[place].item() for name, column in columns.items()}
             for name, column in tokens.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from ..common.machine import cores
 from ..common.settings import Checked, setting
 
 DEFAULT_DEPTH = 10
@@ -48,4 +47,6 @@ class EngineArguments(Checked):
         """The number of engine processes."""
         if self.engine_workers is not None:
             return self.engine_workers
+        from ..common.machine import cores  # which sets how threads wait, as scripts want it
+
         return max(1, (cores() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..common.errors import IllegalPositionError, NotationError
+from ..common.progress import quiet
 from ..common.settings import setting
 from ..tasks import rules
 from ..tasks.registry import TASKS, task_of
@@ -46,7 +47,8 @@ def policy_values(
         and TASKS[task_of(prompt)].needs_values
         and (fen := _valued_position(prompt))
     }
-    found = truth.values(list(fens.values()), [column[index] for index in fens])
+    with quiet(True):  # a step has its own progress
+        found = truth.values(list(fens.values()), [column[index] for index in fens])
     values = dict(zip(fens, found, strict=True))
     return [values.get(index) for index in range(len(prompts))]
 

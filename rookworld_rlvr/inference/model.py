@@ -250,15 +250,17 @@ class RookWorld:
         """
         import torch
 
-        if not isinstance(getattr(torch, dtype, None), torch.dtype):
+        is_known = dtype == "auto" or isinstance(getattr(torch, str(dtype), dtype), torch.dtype)
+        if not is_known:
             raise RookWorldError(
                 f"dtype: {dtype!r} is not one of PyTorch's; give float32, bfloat16 or float16"
             )
         if device is None:
             found = torch.accelerator.current_accelerator(check_available=True)
             device = "cpu" if found is None else found.type
+        tokenizer = loading.load_tokenizer(name, revision=revision)  # fails sooner than weights do
         network: Any = loading.load_model(name, revision=revision, dtype=dtype)
-        return cls(network.to(device), loading.load_tokenizer(name, revision=revision))
+        return cls(network.to(device), tokenizer)
 
     # --------------------------------------------------------------------------------------------
     # One answer

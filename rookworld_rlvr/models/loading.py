@@ -225,6 +225,17 @@ def load_start(args: ModelConfig, trust_remote_code: bool = False) -> PreTrained
     )
 
 
+def _encoded_by(file: Path) -> list[int]:
+    """The sample as a tokenizer.json encodes it."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_padding()  # either may be stored from earlier work
+    tokenizer.no_truncation()
+    ids: list[int] = tokenizer.encode(_SAMPLE, add_special_tokens=False).ids
+    return ids
+
+
 def load_tokenizer(name: str, *, must_end: bool = True, **kwargs: Any) -> PreTrainedTokenizerBase:
     """The tokenizer of a model; it pads on the left, with end-of-text if it has no pad token.
 
@@ -240,7 +251,6 @@ def load_tokenizer(name: str, *, must_end: bool = True, **kwargs: Any) -> PreTra
         RookWorldError: There is no such tokenizer, it could not be loaded, it is empty, or it is not
             that of its file.
     """
-    from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
     try:
@@ -259,10 +269,7 @@ def load_tokenizer(name: str, *, must_end: bool = True, **kwargs: Any) -> PreTra
         )
     file = Path(resolve_model_path(name)) / "tokenizer.json"
     encoded = tokenizer(_SAMPLE, add_special_tokens=False)["input_ids"]
-    by_file = file.is_file() and Tokenizer.from_file(str(file)).encode(
-        _SAMPLE, add_special_tokens=False
-    )
-    if by_file and by_file.ids != encoded:
+    if file.is_file() and encoded != _encoded_by(file):
         raise RookWorldError(
             f"transformers would not encode text for the model {name!r} as its tokenizer.json does; put "
             "the tokenizer_config.json that belongs to it into the folder, too"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..common.errors import ConfigurationError, close_matches
+from ..common.errors import ConfigurationError, RookWorldError, close_matches
 from ..common.own import load_own
 from ..common.settings import record_faults, setting
 from ..tasks.registry import TASKS, task_of
@@ -79,12 +79,20 @@ def own_reward(spec: Mapping[str, Any], tasks: Collection[str]) -> Callable[...,
     func = load_own(spec["name"], "rewards")
     options = {key: value for key, value in spec.items() if key not in _OURS}
     asked = partial(func, **options)
+    signature = inspect.signature(asked)
     name = spec["name"].rpartition(":")[2]
 
     def inputs_of(prompts: Sequence[Any], columns: Any) -> tuple[list[int], dict[str, Any]]:
         """The rows of its tasks, and what the function is called with for them."""
         rows = [row for row, text in enumerate(prompts) if task_of(message_text(text)) in tasks]
-        return rows, only_rows(rows, len(prompts), {"prompts": prompts, **columns})
+        inputs = only_rows(rows, len(prompts), {"prompts": prompts, **columns})
+        try:
+            signature.bind(**inputs)
+        except TypeError as error:
+            raise RookWorldError(
+                f"the reward {name} cannot be called: {error}; it gets {', '.join(inputs)}"
+            ) from error
+        return rows, inputs
 
     def of_all(rows: Sequence[int], values: Any, size: int) -> list[Any]:
         by_row = dict(zip(rows, listed(name, values, len(rows)), strict=True))

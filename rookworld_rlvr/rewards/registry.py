@@ -8,6 +8,7 @@ whose truth is missing. Names are dashboard keys: TRL logs ``rewards/<name>/mean
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -121,9 +122,11 @@ def with_functions(rewards: Any) -> Any:
     Raises:
         ConfigurationError, RookWorldError: See `get_reward_funcs`.
     """
-    if isinstance(rewards, list):
+    if isinstance(rewards, list | tuple):
         return [with_functions(reward) for reward in rewards]
-    is_ours = isinstance(rewards, str) and (rewards in known_rewards() or is_own(rewards))
+    if not isinstance(rewards, str):
+        return rewards
+    is_ours = rewards in known_rewards() or is_own(rewards) or _is_judge(rewards)
     return get_reward_funcs([rewards])[0] if is_ours else rewards
 
 
@@ -135,7 +138,7 @@ def specs_of(specs: Any) -> Any:
 
 
 def _is_judge(name: str) -> bool:
-    return name == "judge" or name.startswith("judge_")
+    return re.fullmatch(r"judge(_[a-z0-9]+)*", name) is not None
 
 
 def _open(spec: Spec, truth: PolicyTruth) -> RewardFunc:

@@ -179,6 +179,8 @@ class WholeCheckpoints:
         """Train no further after the last step: a run may be killed while it ends."""
         epochs, *others, max_steps = super().set_initial_training_values(*args)  # type: ignore[misc]
         folder = self.resumed_from
+        if folder is not None and not (folder / STATE).is_file():
+            folder = None  # weights alone
         is_over = folder is not None and step_of(folder) >= max_steps
         return (0 if is_over else epochs, *others, max_steps)
 

@@ -99,6 +99,12 @@ def _steps_faults(value: int, name: str) -> list[str]:
     ]
 
 
+def _hub_strategy_faults(value: Any, name: str) -> list[str]:
+    if getattr(value, "value", value) == "end":
+        return []
+    return [f"{name}: {value!r}: the final model is pushed after the run; leave it out"]
+
+
 def _report_faults(value: Any, name: str) -> list[str]:
     known = ("none", "all", *INTEGRATION_TO_CALLBACK)
     return [
@@ -115,7 +121,7 @@ _TRAINING_BOUNDS = {
     "dataloader_num_workers": Bounds(least=0),
     "eval_steps": Bounds(above=0),
     "gradient_accumulation_steps": Bounds(least=1),
-    "hub_strategy": Bounds(among=("end",)),  # the final model is pushed after the run
+    "hub_strategy": Bounds(check=_hub_strategy_faults),
     "hub_token": Bounds(check=_token_faults),
     "learning_rate": Bounds(least=0),
     "logging_steps": Bounds(above=0),
@@ -237,7 +243,11 @@ class RookWorldGRPOConfig(
     save_strategy: SaveStrategy | str = with_default(GRPOConfig, "save_strategy", "steps")
     save_steps: float = with_default(GRPOConfig, "save_steps", 100)
     save_total_limit: int | None = with_default(GRPOConfig, "save_total_limit", 2)
-    load_best_model_at_end: bool = with_default(GRPOConfig, "load_best_model_at_end", True)
+    load_best_model_at_end: bool | None = setting(
+        None,
+        "Keep the checkpoint that is best on held-out rows; by default true, unless eval_strategy or "
+        "save_strategy is no.",
+    )
     metric_for_best_model: str = setting(
         "overall",
         "The held-out metric by which the best checkpoint is chosen: overall, a task's metric such as "
@@ -262,8 +272,8 @@ class RookWorldGRPOConfig(
     num_completions_to_print: int | None = with_default(GRPOConfig, "num_completions_to_print", 0)
 
     def __post_init__(self) -> None:
-        if "no" in (self.eval_strategy, self.save_strategy):
-            self.load_best_model_at_end = False  # no checkpoint is measured, so none is the best
+        if self.load_best_model_at_end is None:
+            self.load_best_model_at_end = "no" not in (self.eval_strategy, self.save_strategy)
         super().__post_init__()
 
     def faults(self) -> list[str]:

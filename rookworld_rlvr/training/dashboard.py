@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,8 @@ class RunConfigCallback(TrainerCallback):
         if state.is_world_process_zero and wandb.run is not None:
             added = {**self._added, "commit": machine()["commit"]}
             wandb.run.config.update(added, allow_val_change=True)
-            offline = f"to upload this run: wandb sync {Path(wandb.run.dir).parent}"
+            folder = shlex.quote(str(Path(wandb.run.dir).parent))
+            offline = f"to upload this run: wandb sync {folder}"
             print(f"W&B: {wandb.run.url or offline}")  # there is no address offline
 
 
@@ -173,7 +175,7 @@ def configure_wandb(
     os.environ.setdefault("WANDB_DIR", str(output_dir))
     os.environ.setdefault("WANDB_SILENT", "true")
     tags = [*tasks, Path(model or "new").name]
-    os.environ.setdefault("WANDB_TAGS", ",".join(tag.replace(",", " ")[:64] for tag in tags))
+    os.environ.setdefault("WANDB_TAGS", ",".join(tag.replace(",", " ")[:64] for tag in tags if tag))
     if group:
         os.environ.setdefault("WANDB_RUN_GROUP", group)
     if not has_wandb_key():
@@ -185,7 +187,9 @@ def configure_wandb(
     id_file = output_dir / _RUN_ID_FILE
     if "WANDB_RUN_ID" not in os.environ:
         goes_on = resume and id_file.is_file()
-        os.environ["WANDB_RUN_ID"] = id_file.read_text() if goes_on else secrets.token_hex(4)
+        os.environ["WANDB_RUN_ID"] = (
+            id_file.read_text().strip() if goes_on else secrets.token_hex(4)
+        )
         os.environ.setdefault("WANDB_RESUME", "allow")
     id_file.write_text(os.environ["WANDB_RUN_ID"])
     mode = os.environ.get("WANDB_MODE", "online")

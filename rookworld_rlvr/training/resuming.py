@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from accelerate.utils.constants import OPTIMIZER_NAME as FSDP_OPTIMIZER
 from transformers.trainer import OPTIMIZER_NAME
-from transformers.trainer_utils import sort_checkpoints
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 
 from ..common.errors import ConfigurationError, RookWorldError
 from .checkpoints import MANIFEST, SAVING, STATE, entry, step_of
@@ -25,7 +25,7 @@ Changes = Mapping[str, Sequence[Any]]
 FREE = {
     # how long, how fast, and how often it is looked at
     *"max_steps num_train_epochs learning_rate logging_steps eval_steps save_steps".split(),
-    *"eval_strategy save_strategy save_total_limit".split(),
+    *"eval_strategy do_eval save_strategy save_total_limit load_best_model_at_end".split(),
     # where it logs and is pushed
     *"output_dir run_name project report_to log_completions health".split(),
     *"push_to_hub hub_model_id hub_private_repo hub_revision".split(),
@@ -137,7 +137,8 @@ def damage(folder: Path) -> str | None:
 
 def checkpoints(run: Path) -> list[Path]:
     """The checkpoints in a run's folder, by step."""
-    return [Path(path) for path in sort_checkpoints(str(run))]
+    name = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-\d+")  # not a copy beside it, checkpoint-4.bak
+    return [path for path in map(Path, sort_checkpoints(str(run))) if name.fullmatch(path.name)]
 
 
 def last_whole(run: Path) -> Path | None:
@@ -376,6 +377,8 @@ def words(value: Any) -> str:
         options = {key: value[key] for key in value if key not in ("name", "weight")}
         more = "".join(f" {key} {words(option)}" for key, option in options.items())
         return f"{value['name']} x {words(value.get('weight', 1))}{more}"
+    if isinstance(value, float):
+        return f"{value:g}"
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {words(item)}" for key, item in value.items()) or "none"
     return "none" if value is None else str(value)

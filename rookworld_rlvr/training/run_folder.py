@@ -55,7 +55,7 @@ def resume_point(wish: str | None, output_dir: Path, resolved: str) -> Path | No
             keys that cannot change (`resuming.FREE`).
         SystemExit: For ``auto``, the very run that is asked for is finished.
     """
-    if wish is None or wish.lower() in ("false", "none"):
+    if not wish or wish.lower() in ("false", "none"):
         return None
     from .resuming import find
 
@@ -135,12 +135,17 @@ def starting_point(output_dir: Path, checkpoint: Path | None, heldout: Dataset) 
     """The held-out results from before the first step of a resumed run; None for a new run.
 
     Raises:
-        RookWorldError: They were measured on other held-out rows.
+        RookWorldError: They were measured on other held-out rows, or by an earlier version.
     """
     path = output_dir / HELDOUT_BEFORE
     if not goes_on(output_dir, checkpoint) or not path.is_file():
         return None
-    before = heldout_results(json.loads(path.read_text()), "before")
+    content = json.loads(path.read_text())
+    if "heldout" not in content:
+        raise RookWorldError(
+            f"the run in {output_dir} was begun by an earlier version; start in another output_dir"
+        )
+    before = heldout_results(content, "before")
     counted = {
         name: result.n for name, result in before.items() if not name.startswith(OWN_REWARDS)
     }

@@ -373,7 +373,8 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         """Load what `save_more` saved, and remember where a run goes on."""
         self.heldout.resumed_at = None if folder is None else self.state.global_step
         if folder is not None:
-            state = json.loads((folder / PARTS_STATE).read_text())
+            path = folder / PARTS_STATE  # which a checkpoint of another trainer does not have
+            state = json.loads(path.read_text()) if path.is_file() else {}
             for part in self.parts.values():
                 part.load(state)
                 part.load_from(folder)

@@ -156,7 +156,7 @@ def test_a_column_that_is_not_read_is_said(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_a_prompt_that_is_not_text_is_refused() -> None:
-    (row,) = parse_rows([{"fen": chess.STARTING_FEN, "prompt": [{"role": "user"}]}], ["policy"])
+    (row,) = parse_rows([{"prompt": [{"role": "user"}]}], ["policy"])
     assert isinstance(row, Malformed) and "a list of messages" in row.message
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 from transformers import (
     AutoModelForCausalLM,
     GPT2LMHeadModel,
@@ -73,6 +74,12 @@ class TestTokenizer:
             (tmp_path / name).write_bytes((packaged / name).read_bytes())
         with pytest.raises(RookWorldError, match=r"tokenizer_config\.json"):
             loading.load_tokenizer(str(tmp_path))
+        read = Tokenizer.from_file(str(packaged / "tokenizer.json"))
+        read.enable_padding(length=128)  # stored by earlier work, and switched off by transformers
+        read.save(str(tmp_path / "tokenizer.json"))
+        config = "tokenizer_config.json"
+        (tmp_path / config).write_bytes((packaged / config).read_bytes())
+        assert loading.load_tokenizer(str(tmp_path))("A: ")["input_ids"]
 
 
 def test_loading_switches_dropout_off(tmp_path: Path, random_gpt2: GPT2LMHeadModel) -> None:

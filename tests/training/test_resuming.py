@@ -12,7 +12,7 @@ import pytest
 from rookworld_rlvr.cli.parser import _OF_A_CALL, StrictParser
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.training.checkpoints import seal
-from rookworld_rlvr.training.resuming import FREE, changed_keys, differences
+from rookworld_rlvr.training.resuming import FREE, changed_keys, checkpoints, differences
 
 from ..conftest import recipe
 
@@ -75,6 +75,12 @@ def test_a_refusal_says_how_to_start_from_the_weights(tmp_path: Path) -> None:
     (checkpoint / "config.json").unlink()  # adapters alone are no model to start from
     with pytest.raises(RookWorldError, match=r"adapters alone, .* the merged model"):
         changed_keys(checkpoint, "seed: 1\n")
+
+
+def test_a_copy_beside_a_checkpoint_is_none(tmp_path: Path) -> None:
+    for name in ("checkpoint-9", "checkpoint-50", "checkpoint-50.bak", "damaged-checkpoint-60"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-9", "checkpoint-50"]
 
 
 def test_a_broken_configuration_is_one_message(tmp_path: Path) -> None:

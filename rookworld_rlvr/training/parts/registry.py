@@ -278,8 +278,9 @@ def part_faults(args: Any) -> list[str]:
         and not args.sft_coef,
         "sft_extra: its prompts are not sampled, which does not go with zero_variance: resample; leave "
         "either out": args.sft_extra and args.zero_variance == "resample",
-        "guard: the last checkpoint would be kept, whatever it loses; leave out "
-        "load_best_model_at_end: false": args.guard and not args.load_best_model_at_end,
+        "guard: the last checkpoint would be kept, whatever it loses; leave out what says so "
+        "(load_best_model_at_end: false, or eval_strategy or save_strategy: no)": args.guard
+        and not args.load_best_model_at_end,
         "task_sampling: vllm_mode: server samples all tasks alike; give vllm_mode: "
         "colocate": args.task_sampling and args.use_vllm and args.vllm_mode == "server",
     }
