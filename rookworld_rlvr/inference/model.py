@@ -258,9 +258,8 @@ class RookWorld:
         if device is None:
             found = torch.accelerator.current_accelerator(check_available=True)
             device = "cpu" if found is None else found.type
-        tokenizer = loading.load_tokenizer(name, revision=revision)  # fails sooner than weights do
         network: Any = loading.load_model(name, revision=revision, dtype=dtype)
-        return cls(network.to(device), tokenizer)
+        return cls(network.to(device), loading.load_tokenizer(name, revision=revision))
 
     # --------------------------------------------------------------------------------------------
     # One answer

@@ -103,7 +103,7 @@ class TestFaults:
             ({"num_generations": 7}, (), ["num_generations"]),
             ({"loss_type": "dr-grpo"}, (), ["loss_type", "did you mean dr_grpo"]),
             ({"hub_token": "hf_x"}, (), ["hub_token: it would be written into the run's files"]),
-            ({"hub_strategy": "checkpoint"}, (), ["hub_strategy", "the only choice is end"]),
+            ({"hub_strategy": "checkpoint"}, (), ["hub_strategy", "the final model is pushed"]),
         ],
     )
     def test_each_names_value_and_remedy(
