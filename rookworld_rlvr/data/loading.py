@@ -89,6 +89,9 @@ class DataReport:
     overlap: int = 0  # positions in both splits; loading fails unless it is 0
     left_out: Counter[str] = field(default_factory=Counter)  # rows by task that is not trained
     shared: int = 0  # rows not trained on because eval_dataset_name has their positions
+    withheld: int = (
+        0  # rows neither trained on nor measured: of held-out positions, beside eval_dataset_name
+    )
     unlabelled: int = 0  # policy rows without action values
     values: str = ""  # who valued the moves, if the data set says so
 
@@ -111,6 +114,7 @@ class DataReport:
             ("duplicates dropped", self.duplicates),
             ("environment answers replaced by the rules'", self.corrected),
             ("not trained on, as their positions are in eval_dataset_name", self.shared),
+            ("not trained on, as heldout_share holds them out", self.withheld),
             ("policy rows without action_values", self.unlabelled),
         ):
             if rows:
@@ -246,6 +250,7 @@ def load_data(
     for row in unique:
         (heldout if is_held_out(row["fen"], args.heldout_share) else train).append(row)
     if chosen is not None:
+        report.withheld = len(heldout)
         tested, heldout = _positions(chosen), chosen
         kept = [row for row in train if rules.position_key(row["fen"]) not in tested]
         report.shared, train = len(train) - len(kept), kept
@@ -337,7 +342,7 @@ def _chosen_heldout(
         return None
     own = replace(args, dataset_name=args.eval_dataset_name, max_rows=None)
     file = quarantine_file and quarantine_file.with_suffix(".heldout.jsonl")
-    rows = _read(own, replace(report), file)  # it counts these in, but for `read`
+    rows = _read(own, report, file)
     return _deduplicate([row for row in rows if row["task"] in args.tasks])
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import yaml
@@ -309,8 +310,9 @@ def _refusal(checkpoint: Path, refused: Changes) -> str:
     remedy = "give these keys their earlier values, or start a new run"
     if (checkpoint / "config.json").is_file():  # not of adapters alone
         remedy += (
-            f" from its weights, by adding to your command: --config {run / RESOLVED_CONFIG} "
-            f"--resume_from_checkpoint false --model_name_or_path {checkpoint} --output_dir {run}-2"
+            " from its weights, by adding to your command: "
+            f"--config {quote(str(run / RESOLVED_CONFIG))} --resume_from_checkpoint false "
+            f"--model_name_or_path {quote(str(checkpoint))} --output_dir {quote(f'{run}-2')}"
         )
     else:
         remedy += f"; the checkpoint holds adapters alone, {run} the merged model of a finished run"

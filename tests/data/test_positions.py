@@ -197,7 +197,7 @@ def test_a_held_out_set_of_its_own(tmp_path: Path) -> None:
     data = load_data(arguments)
     assert set(data.heldout["prompt"]) == set(texts[:30])
     assert not {*data.heldout["fen"]} & {*data.train["fen"]}
-    assert data.report.shared >= 30 and data.report.read == 120
+    assert data.report.shared >= 30 and data.report.read == 150
     lines = "\n".join(data.report.lines())
     assert "not trained on, as their positions are in eval_dataset_name" in lines
     assert "warning: only 30 held-out environment rows are measured" in lines
