@@ -475,7 +475,8 @@ def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
                 f"no rows of {', '.join(missing)} to train on in {_read_of(args)}, but task_shares="
                 f"{args.task_shares} gives them a share: give such rows, or take them out of `tasks`"
             )
-        rows = _repeat(rows, lambda row: row["task"], of_task)
+        if of_task:  # all shares may be of tasks that `tasks` leaves out
+            rows = _repeat(rows, lambda row: row["task"], of_task)
     return rows
 
 

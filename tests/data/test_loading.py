@@ -364,6 +364,12 @@ def shares(environment: float) -> dict[str, float]:
     return {"environment": environment, "policy": 1 - environment}
 
 
+def test_shares_of_tasks_that_are_left_out_do_not_count() -> None:
+    keys = {"dataset_name": "rookworld-nano-openings", "tasks": ["environment"], "max_rows": 200}
+    shared = load_data(DataArguments(**keys, task_shares={"policy": 1.0}))
+    assert shared.train.to_list() == load_data(DataArguments(**keys)).train.to_list()
+
+
 @pytest.mark.parametrize("share", [0.0, 0.8])
 def test_task_shares_are_reached_by_repeating_and_no_row_is_lost(
     tmp_path: Path, share: float
