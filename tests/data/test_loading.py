@@ -365,8 +365,8 @@ def shares(environment: float) -> dict[str, float]:
 
 
 def test_shares_of_tasks_that_are_left_out_do_not_count() -> None:
-    keys = {"dataset_name": "rookworld-nano-openings", "tasks": ["environment"], "max_rows": 200}
-    shared = load_data(DataArguments(**keys, task_shares={"policy": 1.0}))
+    keys = {"dataset_name": "rookworld-nano-openings", "tasks": ["policy"], "max_rows": 200}
+    shared = load_data(DataArguments(**keys, task_shares={"environment": 1.0}))
     assert shared.train.to_list() == load_data(DataArguments(**keys)).train.to_list()
 
 
