@@ -98,12 +98,12 @@ def own_reward(spec: Mapping[str, Any], tasks: Collection[str]) -> Callable[...,
         by_row = dict(zip(rows, listed(name, values, len(rows)), strict=True))
         return [by_row.get(row) for row in range(size)]
 
-    def reward(prompts: Sequence[Any], **columns: Any) -> list[Any]:
-        rows, inputs = inputs_of(prompts, columns)
+    def reward(prompts: Sequence[Any], completions: Any, **columns: Any) -> list[Any]:
+        rows, inputs = inputs_of(prompts, {"completions": completions, **columns})
         return of_all(rows, asked(**inputs) if rows else [], len(prompts))
 
-    async def reward_in_time(prompts: Sequence[Any], **columns: Any) -> list[Any]:
-        rows, inputs = inputs_of(prompts, columns)
+    async def reward_in_time(prompts: Sequence[Any], completions: Any, **columns: Any) -> list[Any]:
+        rows, inputs = inputs_of(prompts, {"completions": completions, **columns})
         return of_all(rows, await asked(**inputs) if rows else [], len(prompts))
 
     calls = (func, getattr(func, "__call__", None))  # noqa: B004  (an object's own)
