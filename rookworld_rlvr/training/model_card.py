@@ -121,7 +121,8 @@ def write_card(
         adapters: Whether adapters were trained.
         values: What else the kind's template names, such as `before` and `after`, the held-out results.
     """
-    name = public(run.dataset) or "synthetic rows"
+    measured = run.recipe.get("eval_dataset_name") or ""
+    name = public(measured or run.dataset) or "synthetic rows"
     data = ModelCardData(
         license=_licence(run),
         base_model=run.base if run.base and _is_on_hub(run.base) else None,
@@ -178,6 +179,7 @@ def _licence(run: Run) -> str | None:
 def _sources(run: Run) -> dict[str, Any]:
     """Where the model and its rows come from, and example prompts."""
     report = run.data.report
+    measured = run.recipe.get("eval_dataset_name") or ""
     playing_first = sorted(TASKS.values(), key=lambda task: not task.needs_values)
     trained = [task for task in playing_first if report.train[task.name]]
     return {
@@ -186,6 +188,7 @@ def _sources(run: Run) -> dict[str, Any]:
         "base_id": run.base and public(run.base),
         "is_packaged": run.base == PACKAGED_MODEL,
         "dataset": _origin(run.dataset, "https://huggingface.co/datasets"),
+        "measured": measured and _origin(measured, "https://huggingface.co/datasets"),
         "rows": {
             name: (report.train[name], report.heldout[name])
             for name in TASKS

@@ -116,9 +116,9 @@ def test_checkpoints_bring_no_draft(build: Callable[..., Any], tmp_path: Path) -
 # --------------------------------------------------------------------------------------------------
 # Where things come from
 # --------------------------------------------------------------------------------------------------
-def written(folder: Path, data: LoadedData, base: str, dataset: str) -> Any:
+def written(folder: Path, data: LoadedData, base: str, dataset: str, **more: Any) -> Any:
     folder.mkdir(exist_ok=True)
-    recipe = {"config": "/home/ann/mine.yaml", "engine_path": "/home/ann/fish"}
+    recipe = {"config": "/home/ann/mine.yaml", "engine_path": "/home/ann/fish", **more}
     half = {"environment/exact": proportion(1, 2)}
     args = SimpleNamespace(load_best_model_at_end=False, num_generations=4, start_share=0.0)
     write_card(
@@ -134,6 +134,16 @@ def written(folder: Path, data: LoadedData, base: str, dataset: str) -> Any:
         steps=2,
     )
     return card_of(folder)
+
+
+def test_results_are_said_to_be_of_the_rows_measured_on(
+    packaged: LoadedData, tmp_path: Path
+) -> None:
+    card = written(
+        tmp_path, packaged, "rookworld-nano", "rows.jsonl", eval_dataset_name="/home/ann/test.jsonl"
+    )
+    assert "Held-out rows are those of `test.jsonl`." in card.content
+    assert {result.dataset_name for result in card.data.eval_results} == {"test.jsonl"}
 
 
 def test_what_is_on_the_hub_is_in_the_header_and_no_folder_is_in_the_text(
