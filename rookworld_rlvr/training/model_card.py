@@ -121,8 +121,7 @@ def write_card(
         adapters: Whether adapters were trained.
         values: What else the kind's template names, such as `before` and `after`, the held-out results.
     """
-    measured = run.recipe.get("eval_dataset_name") or ""
-    name = public(measured or run.dataset) or "synthetic rows"
+    name = public(_measured_on(run) or run.dataset) or "synthetic rows"
     data = ModelCardData(
         license=_licence(run),
         base_model=run.base if run.base and _is_on_hub(run.base) else None,
@@ -179,7 +178,7 @@ def _licence(run: Run) -> str | None:
 def _sources(run: Run) -> dict[str, Any]:
     """Where the model and its rows come from, and example prompts."""
     report = run.data.report
-    measured = run.recipe.get("eval_dataset_name") or ""
+    measured = _measured_on(run)
     playing_first = sorted(TASKS.values(), key=lambda task: not task.needs_values)
     trained = [task for task in playing_first if report.train[task.name]]
     return {
@@ -208,6 +207,11 @@ def _origin(name: str, hub: str) -> str:
     if _is_hub_dataset(name):
         return f"[{name}]({hub}/{name})"
     return f"`{Path(name).name}`" if name else "no data set"
+
+
+def _measured_on(run: Run) -> str:
+    """The data set of the held-out rows, if they have one of their own; else empty."""
+    return run.recipe.get("eval_dataset_name") or ""
 
 
 def _moves(heldout: Dataset) -> tuple[int, int, int]:
