@@ -35,6 +35,10 @@ LAUNCHER = (
 """Options of `rookworld` for several processes: those of ``accelerate launch``, and its file."""
 
 
+# A class by its name, its bases and its body.
+_CLASS = re.compile(r"^class (\w+)(?:\(([^)]*)\))?:\n((?:[ \n].*\n|\n)*)", re.M)
+
+
 def main() -> NoReturn:
     """Run a command; for bad input, print one message and exit with code 2."""
     command, *line = sys.argv[1:] or ["--help"]
@@ -74,7 +78,7 @@ def start(command: str, line: Sequence[str]) -> None:
     """
     given = dict(options(line[1:])[1:])
     if not {"help", "-h"} & {*given, *line}:
-        check_keys(given)
+        check_keys(Path(line[0]), given)
         names = {*given.get("model_name_or_path", ())} - {ORACLE, RANDOM_MOVER}
         if faults := [*chain(*map(check_model_name, sorted(names)))]:
             raise ConfigurationError(faults)
@@ -82,20 +86,15 @@ def start(command: str, line: Sequence[str]) -> None:
             print(wrapped(f"rookworld {command}: {said}"), flush=True)
 
 
-def check_keys(given: Mapping[str, Sequence[str]]) -> None:
-    """Refuse keys that no dataclass declares, by the text of the files that declare any.
+def check_keys(script: Path, given: Mapping[str, Sequence[str]]) -> None:
+    """Refuse keys that a script does not have, by the text of the files that declare them.
 
     Those of the recipe that is given are looked at, too.
 
     Raises:
         ConfigurationError: With these keys.
     """
-    libraries = [Path(find_spec(name).origin).parent for name in ("trl", "transformers")]  # type: ignore
-    package, recipes = Path(__file__).parents[1], find_recipe("grpo_nano").parent
-    configs = libraries[0].glob("trainer/*_config.py"), [libraries[1] / "training_args.py"]
-    files = chain(package.rglob("*.py"), recipes.glob("*.py"), *configs)
-    text = "\n".join(file.read_text("utf-8") for file in files)
-    known = {"config", *re.findall(r"^    ([a-z]\w*): .*=", text, re.M)}
+    known = {"config", *keys_of(script)}
     file = find_recipe(given["config"][-1]) if given.get("config") else None
     where = dict.fromkeys(_content(file) if file else (), str(file))
     where |= dict.fromkeys(given, "command line")
@@ -103,6 +102,22 @@ def check_keys(given: Mapping[str, Sequence[str]]) -> None:
         raise ConfigurationError(
             [f"{where[key]}: unknown key {key!r}{named_here(str(key), known)}" for key in unknown]
         )
+
+
+def keys_of(script: Path) -> set[str]:
+    """The keys of a script: the fields of its ``GROUPS`` and their bases, without importing any."""
+    trl, transformers = (Path(find_spec(name).origin).parent for name in ("trl", "transformers"))  # type: ignore
+    configs = trl.glob("trainer/*_config.py"), [transformers / "training_args.py", script]
+    files = chain(Path(__file__).parents[1].rglob("*.py"), *configs)
+    text = "\n".join(file.read_text("utf-8") for file in files)
+    classes = {name: parts for name, *parts in _CLASS.findall(text)}
+    groups = re.findall(r"^GROUPS = \[(.*?)\]", script.read_text("utf-8"), re.M | re.S)
+    waiting, keys = re.findall(r"\w+", groups[0]), set()
+    while waiting:
+        bases, body = classes.get(waiting.pop(), ("", ""))
+        waiting += re.findall(r"\w+", bases)
+        keys.update(re.findall(r"^    ([a-z]\w*): .*=", body, re.M))
+    return keys
 
 
 def _content(file: Path) -> dict[str, Any]:

@@ -257,14 +257,17 @@ def _close_process_group() -> None:
 
 
 def _is_no_false_alarm(record: logging.LogRecord) -> bool:
-    """Whether a warning is worth showing; three of transformers' are not.
+    """Whether a warning is worth showing; four of transformers' are not.
 
     One is that `generate` got no attention mask, for a batch without padding. One is that a checkpoint
-    lacks the head, when the head is tied to the embedding. And one is that arguments have changed since
-    a checkpoint, which its run says in other words.
+    lacks the head, when the head is tied to the embedding. One is that arguments have changed since a
+    checkpoint, which its run says in other words. And one is that the best checkpoint has gone, when the
+    run's folder was renamed.
     """
     text = str(record.msg)
     if "do not match the ones in the `trainer_state.json`" in text:
+        return False
+    if "recorded in the resumed state does not exist" in text:
         return False
     return "passing in an `attention_mask`" not in text and not text.endswith("['lm_head.weight'].")
 

@@ -41,7 +41,7 @@ def named_here(name: str, known: Collection[str]) -> str:
         if name in others and key in known:
             note = words()["notes"].get(key)
             return f"; here it is {key}" + (f" ({note})" if note else "")
-    return close_matches(name, known)
+    return close_matches(name, known) or "; --help lists the keys"
 
 
 # --------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def close_matches(name: str, known: Iterable[str]) -> str:
     >>> close_matches("regret", ["policy_format", "environment_exact"])
     '; choose one of environment_exact, policy_format'
     """
-    known = sorted(known)
+    known = sorted(set(known))
     close = difflib.get_close_matches(name, known, n=3)
     if close:
         return f"; did you mean {' or '.join(close)}?"

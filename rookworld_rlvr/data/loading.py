@@ -66,6 +66,9 @@ HELDOUT_SHARE = 0.1
 """Share of positions; it includes the test positions of the evaluation suites."""
 
 
+EVAL_QUARANTINE = ".eval.jsonl"  # ends the name of the file of malformed rows of `eval_dataset_name`
+
+
 FEWEST_HELDOUT = 100
 """With fewer rows of a task, a 95% interval is wider than twenty points."""
 
@@ -341,7 +344,7 @@ def _chosen_heldout(
     if not args.eval_dataset_name:
         return None
     own = replace(args, dataset_name=args.eval_dataset_name, max_rows=None)
-    file = quarantine_file and quarantine_file.with_suffix(".heldout.jsonl")
+    file = quarantine_file and quarantine_file.with_suffix(EVAL_QUARANTINE)
     rows = _read(own, report, file)
     return _deduplicate([row for row in rows if row["task"] in args.tasks])
 

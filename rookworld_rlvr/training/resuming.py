@@ -249,8 +249,13 @@ def differences(before: str, now: str) -> dict[str, list[Any]]:
     return {
         key: [known.get(key), known_now.get(key)]
         for key in sorted((listed.keys() | listed_now.keys()) - new - {"output_dir"})
-        if known.get(key) != known_now.get(key)
+        if _bare(known.get(key)) != _bare(known_now.get(key))
     }
+
+
+def _bare(value: Any) -> Any:
+    """A value without the list around it, if it is the only item: `report_to` may be either."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _keys(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -287,7 +292,7 @@ def changed_keys(checkpoint: Path, resolved: str) -> dict[str, list[Any]]:
         found |= {
             key: [was, known.get(key)] for key, (was, _) in session.get("changed", {}).items()
         }
-    found = {key: [was, now] for key, (was, now) in found.items() if was != now}
+    found = {key: [was, now] for key, (was, now) in found.items() if _bare(was) != _bare(now)}
     schedule = known.get("lr_scheduler_type")
     fixed = {"learning_rate"} if schedule in ("reduce_lr_on_plateau", "greedy") else set()
     if refused := found.keys() - (FREE - fixed):

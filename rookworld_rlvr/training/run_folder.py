@@ -24,7 +24,7 @@ from ..common.errors import RookWorldError
 from ..common.files import open_to_others, replace_text
 from ..common.machine import machine
 from ..common.terminal import is_in_use
-from ..data.loading import LoadedData
+from ..data.loading import EVAL_QUARANTINE, LoadedData
 from ..engine.truth import PolicyTruth
 from ..tasks.metrics import Results, evaluate_completions
 from ..tasks.registry import score_row
@@ -100,7 +100,8 @@ def open_folder(output_dir: Path, keep: bool, resolved: str, quarantine: Path) -
         keep: Whether the run continues in the folder as it is.
         resolved: The resolved configuration; that of a run that continues is kept, see
             `open_provenance`.
-        quarantine: The file of malformed rows, if loading found any.
+        quarantine: See `quarantine_path`; it is moved into the folder, as is that of
+            `eval_dataset_name`.
 
     Raises:
         RookWorldError: The folder holds something that is not a run, or a run that another process is
@@ -122,8 +123,9 @@ def open_folder(output_dir: Path, keep: bool, resolved: str, quarantine: Path) -
     (output_dir / CARD).unlink(missing_ok=True)  # the run is not finished any more
     if not keep:
         replace_text(output_dir / RESOLVED_CONFIG, resolved)
-    if quarantine.is_file():
-        quarantine.replace(output_dir / "quarantine.jsonl")
+    for file in (quarantine, quarantine.with_suffix(EVAL_QUARANTINE)):
+        if file.is_file():
+            file.replace(output_dir / file.name.removeprefix(f"{output_dir.name}."))
 
 
 def quarantine_path(output_dir: Path) -> Path:

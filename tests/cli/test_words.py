@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rookworld_rlvr.cli.checks import check_sft_recipe
-from rookworld_rlvr.cli.main import check_keys, first_line
+from rookworld_rlvr.cli.main import check_keys, first_line, keys_of
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.run import SCRIPTS, options
 from rookworld_rlvr.cli.words import words
@@ -34,8 +34,10 @@ def test_every_word_leads_to_a_key_of_grpo_and_hides_none() -> None:
     names = words()["names"]
     assert names.keys() <= known
     assert words()["notes"].keys() <= names.keys()
-    others = [other for group in names.values() for other in group]
+    of_evaluate = StrictParser(recipe("evaluate").GROUPS).actions.keys()
+    others = [other for key in names if key not in of_evaluate for other in names[key]]
     assert len(others) == len(set(others)) and known.isdisjoint(others)
+    assert known.isdisjoint(other for key in of_evaluate & names.keys() for other in names[key])
 
 
 def test_a_key_by_another_name_is_named(tmp_path: Path) -> None:
@@ -100,7 +102,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS.values()))
 def test_no_key_of_a_parser_is_refused_early(name: str) -> None:
-    check_keys(dict.fromkeys([*StrictParser(recipe(name).GROUPS).actions, "no_preflight"], ()))
+    actions = StrictParser(recipe(name).GROUPS).actions.keys()
+    assert keys_of(RECIPES / f"{name}.py") == actions - {"config"}
+    check_keys(RECIPES / f"{name}.py", dict.fromkeys(actions, ()))
 
 
 @pytest.mark.parametrize(
@@ -111,6 +115,8 @@ def test_no_key_of_a_parser_is_refused_early(name: str) -> None:
             "grpo --config mine.yaml",
             "mine.yaml: unknown key 'learning_rat'; did you mean learning_",
         ),
+        ("evaluate --items 40", "unknown key 'items'; here it is suite_rows"),
+        ("evaluate --max_steps 40", "unknown key 'max_steps'; --help lists"),  # of another command
         ("evaluate --model_name_or_path runs/no", "there is no folder 'runs/no'"),
     ],
 )

@@ -9,12 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peft import get_peft_model
 from tokenizers import Tokenizer
 from transformers import (
     AutoModelForCausalLM,
     GPT2LMHeadModel,
     PreTrainedTokenizerBase,
 )
+from trl import ModelConfig, get_peft_config
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import LoadedData
@@ -188,6 +190,32 @@ class TestWhatIsLoaded:
         assert not made.exists()
         assert type(loading.load_model(str(folder), trust_remote_code=True)).__name__ == "Own"
         assert made.exists()
+
+
+class TestAdapters:
+    @pytest.fixture
+    def start(self, tmp_path: Path, random_gpt2: GPT2LMHeadModel, tokenizer: Any) -> str:
+        for part in (random_gpt2, tokenizer):
+            part.save_pretrained(tmp_path)
+        return str(tmp_path)
+
+    @pytest.mark.parametrize("targets", [["c_attn"], ["c_attn", "mlp.c_fc"], [r".*\.c_attn"]])
+    def test_what_is_named_is_adapted(self, start: str, targets: list[str]) -> None:
+        args = ModelConfig(start, use_peft=True, lora_target_modules=targets)
+        model, _ = loading.load_from_arguments(args)
+        adapted = get_peft_model(model, get_peft_config(args))
+        names = {name.split(".lora_")[0] for name, _ in adapted.named_parameters() if ".lora_" in name}
+        assert len(names) == 2 * len(targets), "in both layers"
+
+    @pytest.mark.parametrize("targets", [["q_proj"], ["q_proj", "c_attn"], ["attn"]])
+    def test_what_the_model_does_not_have_is_refused_by_name(
+        self, start: str, targets: list[str]
+    ) -> None:
+        said = f"has no {targets[0]}; choose from c_attn, c_fc, c_proj, lm_head"
+        with pytest.raises(RookWorldError, match=said):
+            loading.load_from_arguments(
+                ModelConfig(start, use_peft=True, lora_target_modules=targets)
+            )
 
 
 class _Bomb:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import GPT2LMHeadModel, TrainerCallback
 
 from rookworld_rlvr.common.errors import ConfigurationError, is_disk_full
@@ -215,6 +215,30 @@ def test_the_best_and_the_last_checkpoint_stay_although_the_folder_is_spelt_diff
     assert train("run", 2) == ["checkpoint-1", "checkpoint-2"]
     output = str(tmp_path / "run")
     assert train(output, 3, f"{output}/checkpoint-2") == ["checkpoint-1", "checkpoint-3"]
+
+
+@pytest.mark.parametrize("is_taken", [False, True], ids=["gone", "another run's"])
+def test_the_best_checkpoint_is_found_although_its_run_was_renamed(
+    build: Build, random_gpt2: GPT2LMHeadModel, tmp_path: Path, is_taken: bool
+) -> None:
+    """An earlier run gets a number; its checkpoints name the best by the folder that it had then."""
+    run, old = tmp_path / "run", tmp_path / "run.1"
+
+    def train(folder: Path, steps: int, checkpoint: str | None = None) -> Any:
+        options = {**EVALUATED, "output_dir": str(folder), "max_steps": steps}
+        trainer = build(copy.deepcopy(random_gpt2), **options)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trainer
+
+    train(run, 2)
+    run.rename(old)
+    if is_taken:
+        train(run, 1)
+    trainer = train(old, 3, f"{old}/checkpoint-2")
+    assert trainer.state.best_model_checkpoint == f"{old}/checkpoint-1"
+    assert [path.name for path in checkpoints(old)] == ["checkpoint-1", "checkpoint-3"]
+    kept = load_file(old / "checkpoint-1" / "model.safetensors")["transformer.ln_f.weight"]
+    assert trainer.model.transformer.ln_f.weight.detach().cpu().equal(kept), "loaded at the end"
 
 
 @pytest.mark.parametrize("share", [0.5, 1.5], ids=["in the weights", "in the optimiser's state"])

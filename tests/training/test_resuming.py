@@ -124,6 +124,7 @@ OWN = "seed: 0\n# sha256 of mine.py: "
     [
         ("seed: 0\n", "seed: 0\n# The defaults.\nlabels: stored\n", {}),  # of a newer version
         ("seed: 0\n", "seed: 0\nlabels: stored\n", {"labels": [None, "stored"]}),
+        ("report_to: wandb\n", "report_to: [wandb]\n", {}),  # from a recipe, from the command line
         (DERIVED, "seed: 0\nsteps_per_generation: 1\n", {}),
         (f"{OWN}ab\n", f"{OWN}cd\n", {"sha256 of mine.py": ["ab", "cd"]}),
     ],

@@ -83,9 +83,11 @@ def test_an_earlier_run_is_kept_beside_the_new_one(tmp_path: Path) -> None:
     for text in ("one", "two", "three"):
         quarantine_path(run).parent.mkdir(exist_ok=True)
         quarantine_path(run).write_text("a bad row\n")
+        (run.parent / "nano.quarantine.eval.jsonl").write_text("of the evaluation\n")
         open_folder(run, keep=False, resolved=text, quarantine=quarantine_path(run))
         assert (run / "quarantine.jsonl").read_text() == "a bad row\n"
-        assert not quarantine_path(run).exists()
+        assert (run / "quarantine.eval.jsonl").read_text() == "of the evaluation\n"
+        assert not [*run.parent.glob("*.jsonl")]
     written = {path.parent.name: path.read_text() for path in run.parent.glob("*/*.yaml")}
     assert written == {"nano.1": "one", "nano.2": "two", "nano": "three"}
     open_folder(run, keep=True, resolved="four", quarantine=quarantine_path(run))
