@@ -79,8 +79,11 @@ def check_trials(sweep: SweepArguments, trials: Sequence[dict[str, Any]]) -> lis
     for values in trials:
         parser = StrictParser(grpo.GROUPS, grpo.RECIPE)
         words = sweep.command_of(values, sweep.trial_folder(0).with_name("trial"))
-        if str(sweep.script) not in words or Path(sweep.script).name != "grpo.py":
-            raise ConfigurationError(["command: ${program} must be in it, and program grpo.py"])
+        if Path(sweep.script).name != "grpo.py":
+            said = f"program: {sweep.program!r} cannot be swept; leave it out, or give a grpo.py"
+            raise ConfigurationError([said])
+        if sweep.script not in words:
+            raise ConfigurationError(["command: ${program} is missing; put it before ${args}"])
         try:  # a dry run asks no Hub
             words = [*words[words.index(sweep.script) + 1 :], "--dry_run"]
             recipes.append(parser.resolved(*parser.parse_strictly(words, check_recipe)))

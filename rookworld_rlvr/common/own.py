@@ -61,8 +61,12 @@ def load_own(name: str, key: str) -> Any:
             [f"{key}: {source} could not be run: {place_of(error)}"]
         ) from error
     if not hasattr(module, attribute):
-        names = [found for found in vars(module) if not found.startswith("_")]
-        close = close_matches(attribute, names)
+        made_there = {
+            name
+            for name, value in vars(module).items()
+            if getattr(value, "__module__", None) == module.__name__
+        }
+        close = close_matches(attribute, made_there)
         raise ConfigurationError([f"{key}: {source} has no {attribute!r}{close}"])
     return getattr(module, attribute)
 

@@ -229,7 +229,12 @@ def table(result: Counts) -> str:
     lines = [f"Audit of {result['dataset_name']}", "", f"  {'rows read':<42}{result['read']:>18,}"]
     lines += [f"  {'prompt appeared before':<42}{result['repeated']:>18,}"]
     for kind in ("malformed", "unjudgeable"):
-        lines += [f"  {f'{kind}: {why}':<42}{rows:>18,}" for why, rows in result[kind].items()]
+        counts = [(f"  {kind}: {why}", f"{rows:,}") for why, rows in result[kind].items()]
+        # A long reason has its count on a line of its own, in the same column.
+        lines += [
+            f"{text:<44}{rows:>18}" if len(text) < 44 else f"{text}\n{rows:>62}"
+            for text, rows in counts
+        ]
     for task, checks in result["checks"].items():
         lines += ["", f"{task.replace('_', ' '):<44}{'White':>18}{'Black':>18}"]
         for name, sides in checks.items():
@@ -276,7 +281,10 @@ def findings(result: Counts) -> Iterator[tuple[str, str]]:
     for kind in ("malformed", "unjudgeable"):
         if counted := result[kind]:
             often = next(iter(counted))
-            yield f"{sum(counted.values()):,} rows {_TEXT[kind]['says']}, most often: {often}", ""
+            yield (
+                f"{kind} rows: {sum(counted.values()):,}, most often: {often}. {_TEXT[kind]['says']}",
+                "",
+            )
     for task, checks in result["checks"].items():
         for name, sides in checks.items():
             bounds = _TEXT.get(name, {})

@@ -66,7 +66,9 @@ HELDOUT_SHARE = 0.1
 """Share of positions; it includes the test positions of the evaluation suites."""
 
 
-EVAL_QUARANTINE = ".eval.jsonl"  # ends the name of the file of malformed rows of `eval_dataset_name`
+EVAL_QUARANTINE = (
+    ".eval.jsonl"  # ends the name of the file of malformed rows of `eval_dataset_name`
+)
 
 
 FEWEST_HELDOUT = 100

@@ -246,7 +246,7 @@ class RookWorld:
             dtype: As PyTorch names it.
 
         Raises:
-            RookWorldError: There is no such model or dtype, or it could not be loaded.
+            RookWorldError: There is no such model, device or dtype, or it could not be loaded.
         """
         import torch
 
@@ -259,7 +259,11 @@ class RookWorld:
             found = torch.accelerator.current_accelerator(check_available=True)
             device = "cpu" if found is None else found.type
         network: Any = loading.load_model(name, revision=revision, dtype=dtype)
-        return cls(network.to(device), loading.load_tokenizer(name, revision=revision))
+        try:
+            network.to(device)
+        except (AssertionError, RuntimeError) as error:  # the first is CUDA's, where there is none
+            raise RookWorldError(f"device: {device!r} cannot be used here: {error}") from error
+        return cls(network, loading.load_tokenizer(name, revision=revision))
 
     # --------------------------------------------------------------------------------------------
     # One answer

@@ -231,7 +231,9 @@ def _adapted(model: PreTrainedModel, targets: str | list[str]) -> str | list[str
         if any(re.fullmatch(targets, path) for path in paths):
             return targets
         targets = [targets]
-    missing = [name for name in targets if not any(f".{path}".endswith(f".{name}") for path in paths)]
+    missing = [
+        name for name in targets if not any(f".{path}".endswith(f".{name}") for path in paths)
+    ]
     if missing:
         names = sorted({path.rpartition(".")[2] for path in paths})
         raise RookWorldError(

@@ -99,4 +99,7 @@ def test_a_board_brings_its_moves_and_a_text_is_not_a_list() -> None:
         model.analyse_all(START)
     with pytest.raises(RookWorldError, match="'bf16' is not one of PyTorch's"):
         RookWorld.from_pretrained("rookworld-nano", dtype="bf16")
+    for device in ("gpu", "cuda:99"):
+        with pytest.raises(RookWorldError, match=f"device: '{device}' cannot be used here"):
+            RookWorld.from_pretrained("rookworld-nano", device=device)
     assert model.step(START, "d4", "g1f3 g8f6") == model.step(START, "d4", ["g1f3", "g8f6"])

@@ -204,7 +204,9 @@ class TestAdapters:
         args = ModelConfig(start, use_peft=True, lora_target_modules=targets)
         model, _ = loading.load_from_arguments(args)
         adapted = get_peft_model(model, get_peft_config(args))
-        names = {name.split(".lora_")[0] for name, _ in adapted.named_parameters() if ".lora_" in name}
+        names = {
+            name.split(".lora_")[0] for name, _ in adapted.named_parameters() if ".lora_" in name
+        }
         assert len(names) == 2 * len(targets), "in both layers"
 
     @pytest.mark.parametrize("targets", [["q_proj"], ["q_proj", "c_attn"], ["attn"]])

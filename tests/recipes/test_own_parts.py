@@ -192,6 +192,7 @@ def test_an_exception_is_placed_in_the_user_s_file() -> None:
     [
         ({"name": "my_reward.py:short"}, "no file 'my_reward.py'; did you mean my_rewards.py"),
         ({"name": "my_rewards.py:shrt"}, "my_rewards.py has no 'shrt'; did you mean short"),
+        ({"name": "two_names.py:zeros"}, "two_names.py has no 'zeros'; the only choice is length"),
         ({"name": "no_such_module:short"}, "no_such_module could not be run: ModuleNotFoundError"),
         ({"name": "no_python.py:short"}, "no_python.py could not be run: SyntaxError"),
         ({"name": "my_rewards.py:fussy"}, "my_rewards.py:fussy takes (text); TRL passes all"),
@@ -204,6 +205,7 @@ def test_an_exception_is_placed_in_the_user_s_file() -> None:
 )
 def test_what_is_wrong_with_a_reward_is_one_sentence(spec: dict[str, str], said: str) -> None:
     Path("no_python.py").write_text("import math\n\nsurely not Python\n")
+    Path("two_names.py").write_text("import re\nfrom math import pi\ndef length(**_): return []\n")
     (fault,) = check_reward_specs([spec])
     assert said in fault
 

@@ -138,6 +138,12 @@ def test_all_faults_at_once_before_the_first_trial(tmp_path: Path) -> None:
     assert "'mode'" in done.stderr and "command line" not in done.stderr
     assert done.stderr.count("lerning_rate") == 1, "each fault once, whatever the number of trials"
     assert not (tmp_path / "out").exists()
+    for keys, said in (
+        ({"program": "recipes/sft.py"}, "program: 'recipes/sft.py' cannot be swept"),
+        ({"command": ["python", "${args}"]}, "command: ${program} is missing"),
+    ):
+        write_sweep(path, {"beta": {"values": [0.0]}}, **keys)
+        assert said in agent("--config", str(path)).stderr
 
 
 @pytest.mark.parametrize(
