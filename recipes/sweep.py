@@ -80,8 +80,9 @@ def check_trials(sweep: SweepArguments, trials: Sequence[dict[str, Any]]) -> lis
         parser = StrictParser(grpo.GROUPS, grpo.RECIPE)
         words = sweep.command_of(values, sweep.trial_folder(0).with_name("trial"))
         if Path(sweep.script).name != "grpo.py":
-            said = f"program: {sweep.program!r} cannot be swept; leave it out, or give a grpo.py"
-            raise ConfigurationError([said])
+            raise ConfigurationError(
+                [f"program: {sweep.program!r} cannot be swept; leave it out, or give a grpo.py"]
+            )
         if sweep.script not in words:
             raise ConfigurationError(["command: ${program} is missing; put it before ${args}"])
         try:  # a dry run asks no Hub

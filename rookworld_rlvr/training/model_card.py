@@ -123,7 +123,7 @@ def write_card(
     """
     name = public(_measured_on(run) or run.dataset) or "synthetic rows"
     data = ModelCardData(
-        license=_licence(run),
+        **_licence(run),
         base_model=run.base if run.base and _is_on_hub(run.base) else None,
         datasets=[run.dataset] if _is_hub_dataset(run.dataset) else None,
         library_name="peft" if adapters and run.repository else "transformers",
@@ -161,15 +161,15 @@ def _is_hub_dataset(name: str) -> bool:
     return dataset_file(name) is None and _is_on_hub(name)
 
 
-def _licence(run: Run) -> str | None:
-    """The licence, as a base model in a folder says in its own card; None if it is not known."""
+def _licence(run: Run) -> dict[str, Any]:
+    """The licence, as a base model in a folder says in its own card; nothing if it is not known."""
     if run.base is None:
-        return LICENCE if run.dataset in ("", *PACKAGED_DATA) else None
+        return {"license": LICENCE} if run.dataset in ("", *PACKAGED_DATA) else {}
     card = Path(resolve_model_path(run.base)) / CARD
-    found: Any = None
-    if card.is_file():
-        found = ModelCard.load(card, ignore_metadata_errors=True).data.get("license")
-    return found  # type: ignore[no-any-return]
+    if not card.is_file():
+        return {}
+    said = ModelCard.load(card, ignore_metadata_errors=True).data.to_dict()
+    return {key: said[key] for key in ("license", "license_name", "license_link") if key in said}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -155,9 +155,10 @@ def test_what_is_on_the_hub_is_in_the_header_and_no_folder_is_in_the_text(
     assert card.data.license is None and "base model's licence holds" in card.text
     base = Path("runs/sft_mine")  # has the form of a Hub id, but is a folder
     base.mkdir(parents=True)
-    (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    (base / "README.md").write_text("---\nlicense: other\nlicense_name: ours\n---\n")
     other = written(tmp_path / "b", packaged, str(base), "/home/ann/rows.jsonl")
-    assert other.data.base_model is None and other.data.license == "apache-2.0"
+    assert other.data.base_model is None and other.data.license == "other"
+    assert other.data.license_name == "ours"
     assert other.data.datasets is None and "`rows.jsonl`" in other.text
     assert "config: mine.yaml" in other.text and "engine_path: fish" in other.text
     assert "/home/ann" not in str(card) + str(other)
