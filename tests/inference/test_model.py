@@ -73,6 +73,7 @@ def test_positions_and_moves_are_taken_as_people_have_them() -> None:
     [
         (["d2d4", "e4"], "a FEN has six fields"),
         ([START, "e5"], "illegal san: 'e5'.*; give a legal move, as Nf3"),
+        ([START, "a1a1"], "invalid san: 'a1a1'"),
         ([START, "rubbish"], "invalid san: 'rubbish'"),
         ([START, "e4", ["Nf3"]], "not a move in UCI notation: 'Nf3'"),
         ([START, 3], "3 is not a move"),
