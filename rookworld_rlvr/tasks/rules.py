@@ -224,7 +224,6 @@ def gives_mate(board: chess.Board, move: chess.Move) -> bool:
     return mate
 
 
-@lru_cache(maxsize=65_536)
 def read_legal(board: chess.Board, text: str) -> chess.Move:
     """A legal move in UCI notation. Castling may be written as the king taking its rook.
 
@@ -241,6 +240,7 @@ def read_legal(board: chess.Board, text: str) -> chess.Move:
     return move
 
 
+@lru_cache(maxsize=65_536)
 def transition(fen: str, action: str) -> EnvironmentAnswer:
     """What the environment answers to `action` in the position `fen`.
 
