@@ -81,7 +81,7 @@ def read_move(board: chess.Board, move: Move) -> chess.Move:
     Raises:
         RookWorldError: It is not a move, or in SAN illegal or ambiguous.
     """
-    if isinstance(move, chess.Move):
+    if isinstance(move, chess.Move) and move:
         return move
     if not isinstance(move, str):
         raise RookWorldError(f"{move!r} is not a move; {_LEGAL_MOVE}")

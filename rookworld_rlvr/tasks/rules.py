@@ -228,8 +228,8 @@ def read_legal(board: chess.Board, text: str) -> chess.Move:
     """A legal move in UCI notation. Castling may be written as the king taking its rook.
 
     Raises:
-        ValueError: It is unreadable or illegal. python-chess's `parse_uci` alone would drop the promotion
-            of ``e1g1q`` and castle.
+        ValueError: It is unreadable or illegal. python-chess's `parse_uci` alone would drop the
+            promotion of ``e1g1q`` and castle.
 
     >>> read_legal(chess.Board("4k3/8/8/8/8/8/8/4K2R w K - 0 1"), "e1h1").uci()
     'e1g1'
