@@ -74,6 +74,9 @@ def main(argv: Sequence[str]) -> None:
     for file in files if state.is_main_process else ():
         check_writable(file)
 
+    names = ", ".join(model_args.model_name_or_path)
+    state.print(f"evaluating {names} on {', '.join(args.suites)}")
+
     ################
     # Suites
     ################

@@ -44,7 +44,9 @@ class ReportArguments(Checked):
         "Your own tasks in these runs, each as path/to/file.py:Class; needed to show their answers.",
     )
     output_file: str | None = setting(
-        None, "The HTML file to write; None writes report.html to the first run's folder."
+        None,
+        "The HTML file to write; None writes report.html to the run's folder, or of several runs to "
+        "the folder that the first one is in.",
     )
 
 
@@ -64,7 +66,8 @@ def main(argv: Sequence[str]) -> None:
 
     rounds = [entry for folder in args.run for entry in read_ledger(Path(folder))]
     runs = read_runs([run for folder in args.run for run in runs_of(folder)][-MOST_RUNS:])
-    path = Path(args.output_file or Path(args.run[0]) / "report.html")
+    folder = Path(args.run[0]) if len(args.run) == 1 else Path(args.run[0]).parent
+    path = Path(args.output_file or folder / "report.html")
     check_writable(path)
     path.write_text(page(runs, rounds), encoding="utf-8", errors="backslashreplace")
     for run in runs:

@@ -47,6 +47,8 @@ def page(runs: Sequence[RunRecord], rounds: Sequence[Mapping[str, Any]] = ()) ->
         errors=[(run.name, errors(run.answers)) for run in with_answers],
         **_setup(runs),
         told=told,
+        same_rows=len({frozenset(p.after["prompt"] for p in run.answers) for run in with_answers})
+        < 2,
         metrics={
             metric: [run.rows[metric] for run in told if metric in run.rows]
             for metric in dict.fromkeys(metric for run in told for metric in run.before)

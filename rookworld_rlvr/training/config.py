@@ -174,9 +174,11 @@ class TrainingDefaults:
     )
     resume_from_checkpoint: str | None = setting(
         None,
-        "auto goes on from the last whole checkpoint in output_dir, or starts if there is none; true "
-        "goes on, and is refused if there is none; a folder checkpoint-N goes on from that one. By "
-        "default a new run starts, and an earlier one in output_dir is kept under another name.",
+        "auto goes on from the last whole checkpoint in output_dir, or starts if there is none, or if "
+        "the run there is finished and keys have changed; true goes on, also to train a finished run on "
+        "to a larger max_steps, and is refused if there is no checkpoint; a folder checkpoint-N goes on "
+        "from that one. By default a new run starts, and an earlier one in output_dir is kept under "
+        "another name.",
     )
     project: str = with_default(TrainingArguments, "project", "rookworld-rlvr")
     hub_strategy: HubStrategy | str = with_default(TrainingArguments, "hub_strategy", "end")

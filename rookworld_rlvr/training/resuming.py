@@ -91,7 +91,7 @@ def _end_if_the_same(output_dir: Path, resolved: str) -> None:
     if other := differences(before, resolved):
         print(
             f"the run in {output_dir} is finished, and had other keys ({changed_words(other)}): a new "
-            "run starts"
+            "run starts; to train that one on, give --resume_from_checkpoint true"
         )
         return
     print(

@@ -214,8 +214,11 @@ def test_several_runs_side_by_side_on_a_phone(
 ) -> None:
     out = tmp_path / "both.html"
     folders = [word for name in ("first", "resumed") for word in ("--run", str(runs / name))]
-    assert report(monkeypatch, *folders, "--output_file", str(out)) == 0
-    drawn = out.read_text()
+    assert report(monkeypatch, *folders) == 0
+    drawn = (
+        (runs / "report.html").rename(out).read_text()
+    )  # not in the place of the first one's own
+    assert "measured on different rows" not in drawn
     assert '<th scope="col">first</th><th scope="col">resumed</th>' in drawn
     assert "Keys that differ between the runs" in drawn
     assert '<code class="name">max_<wbr>steps</code></th><td>2</td><td>3</td>' in drawn
@@ -230,6 +233,14 @@ def test_several_runs_side_by_side_on_a_phone(
 # --------------------------------------------------------------------------------------------------
 # Runs with less
 # --------------------------------------------------------------------------------------------------
+def test_runs_with_other_rows_are_said_not_to_compare(runs: Path) -> None:
+    one, other = read_runs([str(runs / name) for name in ("first", "resumed")])
+    other.answers = other.answers[1:]
+    assert "measured on different rows: their numbers do not compare" in page([one, other])
+    other.answers = ()
+    assert "measured on different rows" not in page([one, other])
+
+
 def test_a_killed_run_gives_what_there_is(killed: Path) -> None:
     (killed / "health.jsonl").write_text('{"rule": ')
     (run,) = read_runs([str(killed)])
