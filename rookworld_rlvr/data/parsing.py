@@ -87,6 +87,8 @@ def _open_dataset(args: SourceArguments) -> Any:
         return datasets.load_dataset(
             args.dataset_name, split=args.dataset_split, streaming=streaming
         )
+    if not file.stat().st_size:
+        raise RookWorldError(f"dataset_name: {args.dataset_name!r} is empty; give a file with rows")
     if file.suffix == ".pgn":
         return pgn_positions(file)
     loader = FILE_LOADERS[file.suffix]
@@ -135,10 +137,14 @@ def _say_what_is_drawn(raw: Mapping[str, Any]) -> None:
 
 
 def _is_row(raw: Mapping[str, Any]) -> bool:
-    """Whether it has the mark of a row: a task's prefix, or the ``+`` between fields."""
+    """Whether it has the mark of a row: a task's prefix, or the ``+`` between fields.
+
+    The operations of an EPD end with a semicolon; one may hold a check, ``bm Qd1+;``.
+    """
     text = raw.get("text") or raw.get("prompt")
     return isinstance(text, str) and (
-        "+" in text or clean(text).startswith(TASKS[task_of(text)].prefix)
+        ("+" in text and not text.rstrip().endswith(";"))
+        or clean(text).startswith(TASKS[task_of(text)].prefix)
     )
 
 

@@ -130,7 +130,7 @@ def verdict(cp: int) -> str:
 def _san(board: chess.Board, move: str) -> str:
     """A move in algebraic notation, or that it is illegal."""
     try:
-        return board.san(board.parse_uci(move))
+        return board.san(rules.read_legal(board, move))
     except ValueError:
         return "illegal"
 

@@ -81,13 +81,13 @@ def read_move(board: chess.Board, move: Move) -> chess.Move:
     Raises:
         RookWorldError: It is not a move, or in SAN illegal or ambiguous.
     """
-    if isinstance(move, chess.Move):
+    if isinstance(move, chess.Move) and move:
         return move
     if not isinstance(move, str):
         raise RookWorldError(f"{move!r} is not a move; {_LEGAL_MOVE}")
     try:
         return chess.Move.from_uci(parse_move(move))
-    except NotationError:
+    except ValueError:  # SAN, or a move from a square to itself
         pass
     try:
         if found := board.parse_san(move):  # python-chess also reads a null move
@@ -104,7 +104,7 @@ def read_legal_move(board: chess.Board, move: Move) -> chess.Move:
         RookWorldError: It is unreadable, illegal or ambiguous.
     """
     try:
-        return board.parse_uci(read_move(board, move).uci())
+        return rules.read_legal(board, read_move(board, move).uci())
     except chess.IllegalMoveError as error:
         raise RookWorldError(f"{error}; {_LEGAL_MOVE}") from None
 
@@ -211,7 +211,7 @@ def _candidates(board: chess.Board, answer: PolicyAnswer) -> dict[chess.Move, fl
 
 def _legal(board: chess.Board, text: str) -> chess.Move | None:
     try:
-        return board.parse_uci(text)
+        return rules.read_legal(board, text)
     except ValueError:  # unreadable and illegal alike
         return None
 

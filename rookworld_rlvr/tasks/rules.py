@@ -224,6 +224,22 @@ def gives_mate(board: chess.Board, move: chess.Move) -> bool:
     return mate
 
 
+def read_legal(board: chess.Board, text: str) -> chess.Move:
+    """A legal move in UCI notation. Castling may be written as the king taking its rook.
+
+    Raises:
+        ValueError: It is unreadable or illegal. python-chess's `parse_uci` alone would drop the
+            promotion of ``e1g1q`` and castle.
+
+    >>> read_legal(chess.Board("4k3/8/8/8/8/8/8/4K2R w K - 0 1"), "e1h1").uci()
+    'e1g1'
+    """
+    move = board.parse_uci(text)
+    if len(text) == 5 and move.promotion is None:
+        raise chess.IllegalMoveError(f"illegal uci: {text!r} in {board.fen()}")
+    return move
+
+
 @lru_cache(maxsize=65_536)
 def transition(fen: str, action: str) -> EnvironmentAnswer:
     """What the environment answers to `action` in the position `fen`.
@@ -237,7 +253,7 @@ def transition(fen: str, action: str) -> EnvironmentAnswer:
     """
     board = board_of(fen)
     try:
-        move = board.parse_uci(action)
+        move = read_legal(board, action)
     except ValueError:  # unreadable and illegal alike
         move = chess.Move.null()
     if not move:  # the null move 0000 is not legal in chess
@@ -279,7 +295,7 @@ def double_step_square(fen: str, action: str) -> str | None:
     """
     board = board_of(fen)
     try:
-        move = board.parse_uci(action)
+        move = read_legal(board, action)
     except ValueError:
         return None
     if board.piece_type_at(move.from_square) != chess.PAWN:

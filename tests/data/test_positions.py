@@ -53,9 +53,8 @@ def write(folder: Path, form: str) -> str:
     elif form == "fen":
         path.write_text("\n".join(fens))
     elif form == "epd":
-        path.write_text(
-            "\n".join(f"{chess.Board(fen).epd()} id {n};" for n, fen in enumerate(fens))
-        )
+        lines = (chess.Board(fen).epd(id=n, c0="a check: Qd1+") for n, fen in enumerate(fens))
+        path.write_text("\n".join(lines))
     elif form == "csv":
         path.write_text("\n".join(["fen,who", *(f"{fen},me" for fen in fens)]))
     else:
@@ -172,6 +171,12 @@ def test_a_bad_line_is_counted_from_1_and_called_what_it_is(form: str, tmp_path:
     first, last = map(json.loads, kept.read_text().splitlines())
     assert (first["row"], first["text"]) == (3, bad) and first["reason"].startswith(said)
     assert last["text"] == "hello"
+
+
+def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
+    (tmp_path / "none.txt").touch()
+    with pytest.raises(RookWorldError, match=r"none\.txt' is empty; give a file with rows"):
+        load_data(DataArguments(dataset_name=str(tmp_path / "none.txt")))
 
 
 def test_games_are_read_as_far_as_they_go(tmp_path: Path) -> None:

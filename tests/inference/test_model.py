@@ -73,9 +73,11 @@ def test_positions_and_moves_are_taken_as_people_have_them() -> None:
     [
         (["d2d4", "e4"], "a FEN has six fields"),
         ([START, "e5"], "illegal san: 'e5'.*; give a legal move, as Nf3"),
+        ([START, "a1a1"], "no matching legal move"),
         ([START, "rubbish"], "invalid san: 'rubbish'"),
         ([START, "e4", ["Nf3"]], "not a move in UCI notation: 'Nf3'"),
         ([START, 3], "3 is not a move"),
+        ([START, chess.Move.null()], "is not a move"),
         ([[START], "e4"], "is not a position; .* analyse_all"),
         ([chess.Board.from_chess960_pos(100), "e4"], "Chess960"),
     ],

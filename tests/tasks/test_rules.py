@@ -181,6 +181,8 @@ def test_an_illegal_or_unreadable_action_leaves_the_state(action: str) -> None:
         ("4k3/4r3/8/8/8/8/8/4K2R w K - 0 1", "e1g1"),  # out of check
         ("4k3/8/8/8/8/8/6r1/4K2R w K - 0 1", "e1g1"),  # into check
         ("4k3/8/8/8/8/8/8/4K2R w - - 0 1", "e1g1"),  # without the right
+        ("4k3/8/8/8/8/8/8/4K2R w K - 0 1", "e1g1q"),  # castling to a queen
+        ("4k3/8/8/8/8/8/8/4K2R w K - 0 1", "e1h1q"),
         ("4k3/8/8/8/8/8/8/RN2K3 w Q - 0 1", "e1c1"),  # across the own knight
         ("4k3/8/8/8/Pp6/8/8/4K3 b - - 0 1", "b4a3"),  # en passant, too late
         ("3k4/8/8/8/3pP3/8/8/3RK3 b - - 0 1", "d4e3"),  # en passant, pinned

@@ -178,7 +178,7 @@ def read_reply(board: chess.Board, completion: str) -> Reply:
     except NotationError:
         return Reply(False, None)
     try:
-        return Reply(True, board.parse_uci(answer.best_move))
+        return Reply(True, rules.read_legal(board, answer.best_move))
     except ValueError:
         return Reply(True, None)
 
