@@ -82,5 +82,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 		{ echo '$(PYTHON) is older than Python 3.11; name another: make PYTHON=python3.12 ...' >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -c constraints.txt torch
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,web]'
 	@touch $@

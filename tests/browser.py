@@ -32,6 +32,10 @@ class Browser:
         self.driver = webdriver.Chrome(options, Service(chromedriver))
 
     def open(self, path: Path, width: int = 1280, scheme: str = "light", medium: str = "") -> None:
+        self.size(width, scheme, medium)
+        self.driver.get(path.as_uri())
+
+    def size(self, width: int, scheme: str, medium: str = "") -> None:
         self.command(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -41,7 +45,6 @@ class Browser:
         )
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.command("Emulation.setEmulatedMedia", media=medium, features=features)
-        self.driver.get(path.as_uri())
 
     def command(self, name: str, **arguments: Any) -> Any:
         return self.driver.execute_cdp_cmd(name, arguments)

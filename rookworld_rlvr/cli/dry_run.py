@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from transformers import TrainerState
-
-from ..common.errors import RookWorldError
 from ..common.terminal import wrapped
 from ..data.loading import LoadedData
 from ..engine.truth import PolicyTruth
-from ..rewards.guard import checked, placed_errors
-from ..rewards.registry import RewardFunc, get_reward_funcs, known_rewards
+from ..rewards.registry import get_reward_funcs, known_rewards
+from ..rewards.trial import rewards_of
 from ..tasks.registry import TASKS
 from ..tasks.task import Task
 
@@ -46,7 +42,8 @@ def dry_run_text(
             )
             rows = list(islice(known, ROWS_SHOWN))
             batch = [(row, *answer) for row in rows for answer in _answers(task, row, rows)]
-            rewards = _rewards(batch, funcs, runner) if batch else {}
+            answered, texts = [row for row, *_ in batch], [text for *_, text in batch]
+            rewards = rewards_of(answered, texts, funcs, runner) if batch else {}
             for at, (row, kind, text) in enumerate(batch):
                 numbers = {func: given[at] for func, given in rewards.items()}
                 cell = "  ".join(f"{f} {x:.3f}" for f, x in numbers.items() if x is not None)
@@ -66,39 +63,6 @@ def _answers(
     others = (text for other in rows if (text := task.reference(other)) != reference)
     wrong = task.broken(row) or next(others, "")
     return zip(KINDS, (reference, wrong, reference[: len(reference) // 3]), strict=True)
-
-
-def _rewards(
-    batch: Sequence[tuple[Mapping[str, Any], str, str]],
-    funcs: Sequence[RewardFunc],
-    runner: asyncio.Runner,
-) -> dict[str, list[float | None]]:
-    """What the rewards give for each answer of a batch, by name."""
-    rows, _, texts = zip(*batch, strict=True)
-    columns = {
-        key: [row[key] for row in rows] for key in rows[0] if key not in ("prompt", "completion")
-    }
-    of_trainer = {  # what TRL passes in training; `completion_ids` would need a tokenizer
-        "trainer_state": TrainerState(),
-        "log_metric": lambda name, value: None,
-        "log_extra": lambda column, values: None,
-    }
-    rewards = {}
-    for func in funcs:
-        with placed_errors(func.__name__):
-            values = func(
-                prompts=[row["prompt"] for row in rows],
-                completions=list(texts),
-                **columns,
-                **of_trainer,
-            )
-            values = runner.run(values) if inspect.iscoroutine(values) else values
-        rewards[func.__name__] = numbers = list[float | None]()
-        for number in checked(func.__name__, values, len(batch)):
-            if isinstance(number, RookWorldError):
-                raise number
-            numbers.append(number)
-    return rewards
 
 
 def _constant(seen: Mapping[str, list[float]]) -> Iterator[str]:

@@ -150,7 +150,8 @@ def first_line(script: Path, given: Mapping[str, Sequence[str]]) -> str:
 def usage() -> str:
     """The commands, one per line, each with the first sentence of its script."""
     files = {name: shipped("recipes") / f"{script}.py" for name, script in SCRIPTS.items()}
-    files |= {name: Path(__file__).parents[1] / "inference" / f"{name}.py" for name in MODULES}
+    package = Path(__file__).parents[2]
+    files |= {name: package / f"{path.replace('.', '/')}.py" for name, path in MODULES.items()}
     lines = {name: _first_sentence(path) for name, path in files.items()}
     lines["recipes"] = "List the packaged recipes, or copy one: recipes copy NAME [FOLDER]."
     more = words()["usage"].format(configs=", ".join(shipped_names("accelerate_configs")))

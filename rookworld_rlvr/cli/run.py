@@ -37,6 +37,7 @@ SCRIPTS = {
 """Command → the script in ``recipes/`` that it runs."""
 
 MODULES = {name: f"rookworld_rlvr.inference.{name}" for name in ("analyse", "play", "uci")}
+MODULES["web"] = "rookworld_rlvr.web.app"
 """Command → the module that it runs."""
 
 

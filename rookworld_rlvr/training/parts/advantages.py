@@ -12,6 +12,15 @@ from .aggregation import STD_EPSILON, deviations
 from .part import Batch, Call, Part
 
 
+def scaled(advantages: torch.Tensor, rewards: torch.Tensor, scale: str) -> torch.Tensor:
+    """Advantages ``(P, G)`` divided as TRL's `scale_rewards` says; 0 where a reward is nan."""
+    if scale == "group":
+        advantages = advantages / (deviations(rewards) + STD_EPSILON)
+    elif scale == "batch":
+        advantages = advantages / (deviations(rewards.view(1, -1)) + STD_EPSILON)
+    return advantages.nan_to_num(nan=0.0)
+
+
 class Baseline(Part):
     """Computes advantages with a baseline other than the group's mean.
 
@@ -55,12 +64,7 @@ class Baseline(Part):
         """
         baseline = self._baseline(rewards, tasks)  # (P, 1) or (P, G)
         self.last = baseline.nanmean().item()
-        advantages = rewards - baseline
-        if scale == "group":
-            advantages = advantages / (deviations(rewards) + STD_EPSILON)
-        elif scale == "batch":
-            advantages = advantages / (deviations(rewards.view(1, -1)) + STD_EPSILON)
-        return advantages.nan_to_num(nan=0.0)
+        return scaled(rewards - baseline, rewards, scale)
 
     def _baseline(self, rewards: torch.Tensor, tasks: Sequence[str]) -> torch.Tensor:
         mean = rewards.nanmean(dim=1, keepdim=True)  # (P, 1)

@@ -1,0 +1,133 @@
+"""Ask a model, try a reward, play and look at runs, on a page in your browser.
+
+rookworld web                                  # the packaged model, on this machine alone
+rookworld web --model rookworld-nano runs/grpo_nano
+rookworld web --runs runs --port 7861
+rookworld web --space my_space                 # write a Hugging Face Space that shows the same page
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..common.errors import RookWorldError
+from ..inference.arguments import run
+from ..models.loading import PACKAGED_MODEL, check_model_name
+
+LOOPBACK = "127.0.0.1"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve the page until Ctrl-C; the exit code is 2 if the input is bad."""
+    parser = argparse.ArgumentParser(
+        "rookworld web",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--model",
+        "--model_name_or_path",
+        nargs="+",
+        default=[PACKAGED_MODEL],
+        metavar="MODEL",
+        help=f"models to choose from (default: {PACKAGED_MODEL}; runs in --runs are added)",
+    )
+    parser.add_argument("--runs", default="runs", help="the folder of runs (default: runs)")
+    parser.add_argument(
+        "--port", type=int, default=7860, help="default: 7860, or the next free one"
+    )
+    listens = f"address to listen on (default: {LOOPBACK}, which no other machine reaches)"
+    parser.add_argument("--host", default=LOOPBACK, help=listens)
+    parser.add_argument("--space", metavar="DIR", help="write a Space into this folder and end")
+    return run("web", lambda: serve(parser.parse_args(argv)))
+
+
+def serve(args: argparse.Namespace) -> None:
+    """Check the arguments, then write the Space or serve the page.
+
+    Raises:
+        RookWorldError: A model or the package is missing, the folder is not empty, or no port is free.
+    """
+    if args.space:
+        from .space import write_space
+
+        print(write_space(Path(args.space)))
+        return
+    if faults := [fault for name in args.model for fault in check_model_name(name, "--model")]:
+        raise RookWorldError("\n".join(faults))
+    if find_spec("gradio") is None:
+        raise RookWorldError("the page needs gradio: pip install 'rookworld-rlvr[web]'")
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # nothing is sent anywhere
+    port = free_port(args.host, args.port)
+    print(f"the page is at http://{args.host}:{port} (Ctrl-C ends it)", flush=True)
+    launch(args.model, Path(args.runs), args.host, port)
+
+
+def free_port(host: str, first: int) -> int:
+    """The first port that is free, of a hundred.
+
+    Raises:
+        RookWorldError: None is, or there is no such address here.
+    """
+    for port in range(first, min(first + 100, 65_536)):
+        with socket.socket() as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                tried.bind((host, port))
+            except PermissionError:
+                break
+            except OSError as error:
+                if isinstance(error, socket.gaierror) or error.errno == 99:  # no such address
+                    break
+                continue
+            return port
+    raise RookWorldError(f"--host {host} --port {first}: no port can be listened on; give others")
+
+
+def launch(models: Sequence[str], runs: Path, host: str, port: int, **options: Any) -> Any:
+    """Serve the page; what Gradio's `Blocks.launch` returns.
+
+    Args:
+        models: Their names.
+        runs: The folder of runs.
+        host: The address to listen on.
+        port: A free port.
+        options: Passed on to `Blocks.launch`.
+    """
+    import gradio as gr
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    from .page import STYLE, page
+
+    # A page elsewhere, whose name leads to this machine, could otherwise read what is shown here.
+    names = ["localhost", LOOPBACK, host] if host != "0.0.0.0" else ["*"]
+    only = Middleware(TrustedHostMiddleware, allowed_hosts=names)
+    theme = gr.themes.Default(
+        font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
+    )  # its usual fonts come from a network
+    return page(models, runs, host in (LOOPBACK, "localhost")).launch(
+        server_name=host,
+        server_port=port,
+        app_kwargs={"middleware": [only]},
+        footer_links=[],
+        run_history=False,
+        share=False,
+        ssr_mode=False,
+        quiet=True,
+        theme=theme,
+        css=STYLE,
+        **options,
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
