@@ -1,7 +1,7 @@
 """RookWorld's three tasks for chat models, as an environment of `verifiers`.
 
 A prompt says in words what `rookworld_rlvr` writes in the notation of its own models. Rows, grammar and
-scores are those of `rookworld_rlvr`; here are only the words, and where an answer stands in a reply.
+scores are those of `rookworld_rlvr`. This module has the words, and finds the answer in a reply.
 """
 
 from __future__ import annotations
@@ -153,11 +153,9 @@ class ChessTask(vf.Task[ChessData]):
 class ChessConfig(vf.TasksetConfig):
     """Which rows to ask about, under ``--env.taskset``."""
 
-    tasks: tuple[Literal["environment", "policy", "fill_in"], ...] = (
-        "environment",
-        "policy",
-        "fill_in",
-    )
+    tasks: list[Literal["environment", "policy", "fill_in"]] = [  # noqa: RUF012, pydantic copies it
+        *("environment", "policy", "fill_in")
+    ]
     split: Literal["test", "train"] = "test"
     """Evaluate on `test`, train on `train`: they have no position in common."""
     heldout_rows: int = 200
