@@ -15,7 +15,7 @@ RIDDLE = (
 )
 FOUND = re.compile(rf"\b(?P<fine>{FINE})|\b(?P<riddle>{RIDDLE})".replace(" ", r"[\s#]+"))
 JINJA = re.compile(r"{[%{#].*?[%}#]}", re.S)
-ROOMS = [REPOSITORY / name for name in ("rookworld_rlvr", "recipes", "docs")]
+ROOMS = [REPOSITORY / name for name in ("rookworld_rlvr", "recipes", "docs", "environments")]
 ENDS = {"*.py", "*.yaml", "*.j2", "*.md"}
 
 

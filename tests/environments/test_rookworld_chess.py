@@ -1,0 +1,213 @@
+"""The environment for verifiers, driven by its own evaluation (`make test-environments`)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from rookworld_rlvr import RookWorld
+from rookworld_rlvr.rewards import get_reward_funcs
+from rookworld_rlvr.tasks.registry import TASKS
+from rookworld_rlvr.tasks.types import values_by_move
+
+pytest.importorskip("verifiers", reason="verifiers is not installed (make test-environments)")
+chess = pytest.importorskip("rookworld_chess", reason="it is not installed")
+
+START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+ITEMS = 30  # of each task
+Reply = Callable[[Any], str]
+
+
+@pytest.fixture(scope="module")
+def items() -> dict[str, Any]:
+    """The data of the first items by prompt."""
+    taskset = chess.ChessTaskset(chess.ChessConfig(id="rookworld_chess"))
+    return {task.data.prompt: task.data for task in taskset.take(3 * ITEMS)}
+
+
+@contextmanager
+def server(items: dict[str, Any], reply: Reply) -> Iterator[str]:
+    """An OpenAI-compatible server on loopback; `reply` gets the data of the item that is asked."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            content = reply(items[asked["messages"][-1]["content"]])
+            message = {"role": "assistant", "content": content}
+            answer = {
+                "object": "chat.completion",
+                "id": "0",
+                "created": 0,
+                "model": asked["model"],
+                "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+                "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+            }
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http.server_port}/v1"
+        http.shutdown()
+
+
+def evaluate(items: dict[str, Any], reply: Reply, folder: Path) -> list[dict[str, Any]]:
+    """The traces of `vf-eval`."""
+    with server(items, reply) as url:
+        command = f"rookworld_chess -n {len(items)} --model stub --client.base-url {url} --no-push"
+        program = [str(Path(sys.executable).with_name("vf-eval")), *command.split(), "--no-rich"]
+        subprocess.run([*program, "-o", str(folder)], check=True, stdout=subprocess.DEVNULL)
+    (file,) = folder.glob("*/traces.jsonl")
+    traces = [json.loads(line)["traces"][0] for line in file.read_text().splitlines()]
+    assert {trace["task"]["data"]["prompt"] for trace in traces} == set(items)
+    assert all(trace["ok"] for trace in traces)
+    return traces
+
+
+def totals(traces: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """The total rewards by task, in any order."""
+    found: dict[str, list[float]] = {}
+    for trace in traces:
+        total = sum(reward["score"] * reward["weight"] for reward in trace["rewards"].values())
+        found.setdefault(trace["task"]["data"]["task"], []).append(total)
+    assert {task: len(numbers) for task, numbers in found.items()} == dict.fromkeys(TASKS, ITEMS)
+    return found
+
+
+def assert_equal_to_ours(traces: list[dict[str, Any]]) -> None:
+    """Row by row, each reward is what `get_reward_funcs` gives for the answer in the reply."""
+    for trace in traces:
+        data = trace["task"]["data"]
+        reply = trace["nodes"][-1]["message"].get("content") or ""
+        answer = chess.answer_in(reply, data["row_prompt"])
+        names = [name for name in ALL if name.startswith(data["task"])]
+        ours = {
+            name: reward([data["row_prompt"]], [answer], action_values=[data.get("action_values")])
+            for name, reward in zip(names, get_reward_funcs(names), strict=True)
+        }
+        assert {name: [reward["score"]] for name, reward in trace["rewards"].items()} == ours
+
+
+ALL = [name for name in vars(chess.ChessTask) if name.startswith(tuple(TASKS))]
+
+
+def right(data: Any) -> str:
+    truth = TASKS[data.task].truth(data.row_prompt, values_by_move(data.action_values))
+    return (
+        f"Let me see.\n```text\n<answer>e9e9</answer>\n<answer>{truth}</answer>\n```\nThat is all."
+    )
+
+
+def wrong(data: Any) -> str:
+    row = {"prompt": data.row_prompt, "action_values": data.action_values}
+    return f"<answer>{TASKS[data.task].broken(row)}</answer>"
+
+
+# --------------------------------------------------------------------------------------------------
+# Evaluation
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.slow
+def test_right_answers_get_1(items: dict[str, Any], tmp_path: Path) -> None:
+    traces = evaluate(items, right, tmp_path)
+    assert totals(traces) == dict.fromkeys(TASKS, [1.0] * ITEMS)
+    assert all(trace["metrics"] == {"readable": 1.0, "right": 1.0} for trace in traces)
+    assert_equal_to_ours(traces)
+
+
+@pytest.mark.slow
+def test_wrong_answers_get_less(items: dict[str, Any], tmp_path: Path) -> None:
+    traces = evaluate(items, wrong, tmp_path)
+    assert all(max(numbers) < 1 for numbers in totals(traces).values())
+    assert all(fmean(numbers) > 0 for numbers in totals(traces).values())  # a part of each is right
+    assert all(trace["metrics"]["right"] == 0 for trace in traces)
+    assert_equal_to_ours(traces)
+
+
+@pytest.mark.slow
+def test_no_answer_gets_0(items: dict[str, Any], tmp_path: Path) -> None:
+    traces = evaluate(items, lambda data: "", tmp_path)
+    assert totals(traces) == dict.fromkeys(TASKS, [0.0] * ITEMS)
+    assert all(trace["metrics"] == {"readable": 0.0, "right": 0.0} for trace in traces)
+    assert_equal_to_ours(traces)
+
+
+@pytest.mark.slow
+def test_a_model_gets_what_our_rewards_give(items: dict[str, Any], tmp_path: Path) -> None:
+    model = RookWorld.from_pretrained("rookworld-nano")  # it reads RookWorld's notation, not words
+    prompts = [data.row_prompt for data in items.values()]
+    said = dict(zip(prompts, model.complete(prompts), strict=True))
+    traces = evaluate(items, lambda data: f"<answer>{said[data.row_prompt]}</answer>", tmp_path)
+    assert 0.3 < fmean(totals(traces)["environment"]) < 1  # it gets 47% of all held-out rows right
+    assert_equal_to_ours(traces)
+
+
+# --------------------------------------------------------------------------------------------------
+# Parts
+# --------------------------------------------------------------------------------------------------
+def test_the_last_answer_is_read() -> None:
+    prompt = "P: 8/8/8/8/8/4k3/8/4K3 w - - 0 1"
+    answer = "M: e1d1 E: 0 B: e1d1"
+    for reply in (
+        f"<answer>{answer}</answer>",
+        f"<answer>M: e1f1 E: 0 B: e1f1</answer> No: <answer>{answer}</answer>",
+        f"I write <answer> first. <answer>```text\n{answer}\n```</answer>",
+        "<answer>\nM: e1d1\nE: 0\nB: e1d1\n</answer>",
+        f"<answer>`{answer}`</answer></answer>",
+    ):
+        assert chess.answer_in(reply, prompt) == answer, reply
+    for reply in (
+        "",
+        answer,
+        f"<answer>{answer}",
+        f"</answer>{answer}<answer>",
+        "<answer></answer>",
+    ):
+        assert chess.answer_in(reply, prompt) == "", reply
+
+
+def test_a_malformed_board_counts_as_no_answer() -> None:
+    prompt = f"A: {START}+g1h3+g1h3+"
+    board = "rnbqkbnr/pppppppp/8/8/8/7N/PPPPPPPPP/RNBQKB1R b KQkq - 1 1+0.001+0+0"  # nine squares
+    assert get_reward_funcs(["environment_state"])[0]([prompt], [board]) != [0.0]
+    assert chess.answer_in(f"<answer>{board}</answer>", prompt) == ""
+
+
+def test_the_weights_of_a_task_sum_to_1() -> None:
+    for task in TASKS:
+        weights = [
+            getattr(chess.ChessTask, name)._vf_weight for name in ALL if name.startswith(task)
+        ]
+        assert sum(weights) == 1, task
+
+
+def test_the_examples_in_prompts_are_answers() -> None:
+    prompt = f"A: {START}+e2e4+e2e4+"
+    example = chess.answer_in(chess.ASKED["environment"], prompt)
+    assert get_reward_funcs(["environment_exact"])[0]([prompt], [example]) == [1.0]
+    assert chess.answer_in(chess.ASKED["policy"], f"P: {START}")
+    record = f"F: {START}+[MASK]+[MASK]+{example}+"
+    example = chess.answer_in(chess.ASKED["fill_in"], record)
+    assert get_reward_funcs(["fill_in_exact"])[0]([record], [example]) == [1.0]
+
+
+def test_own_rows_and_the_training_split(tmp_path: Path) -> None:
+    file = tmp_path / "positions.fen"
+    file.write_text(f"{START}\n8/8/8/8/8/4k3/8/4K2R w K - 0 1\n8/8/8/8/8/4k3/8/4K1R1 w - - 0 1\n")
+    options = {"tasks": ["environment"], "split": "train", "dataset_name": str(file)}
+    config = chess.ChessConfig(id="rookworld_chess", **options)
+    assert {task.data.task for task in chess.ChessTaskset(config)} == {"environment"}
