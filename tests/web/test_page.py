@@ -28,7 +28,9 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Where the page is served, for the packaged model and a run that is not finished."""
     run = tmp_path_factory.mktemp("runs") / "mine"
     run.mkdir()
-    (run / "resolved_config.yaml").write_text(f"num_generations: 4\nrewards: []\nrun_name: {SCRIPT!r}\n")
+    (run / "resolved_config.yaml").write_text(
+        f"num_generations: 4\nrewards: []\nrun_name: {SCRIPT!r}\n"
+    )
     found = free_port(LOOPBACK, 7900)
     launch(["rookworld-nano"], run.parent, LOOPBACK, found, prevent_thread_lock=True)
     yield found
@@ -80,8 +82,9 @@ class Visitor:
     def press(self, words: str, role: str = "") -> None:
         """Press the visible button with these words; a tab has that role."""
         script = (
-            f"const found = [...document.querySelectorAll('button{role}')].find(b => b.innerText.trim() === "
-            f"{words!r} && b.offsetParent); found?.click(); return Boolean(found)"
+            f"const found = [...document.querySelectorAll('button{role}')].find("
+            f"b => b.innerText.trim() === {words!r} && b.offsetParent);"
+            "found?.click(); return Boolean(found)"
         )
         self.until(lambda: self.ask(script))
 
