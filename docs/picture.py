@@ -1,4 +1,4 @@
-"""Draw the picture of the front page from a run: a held-out curve, and a board that the run mended.
+"""Draw the picture of the front page from a run: a held-out curve, a mended board, rewards of a group.
 
 python docs/picture.py --run runs/grpo_nano    # writes docs/quickstart.png; needs Chromium
 """
@@ -12,15 +12,23 @@ import sys
 import tempfile
 from pathlib import Path
 
+import chess
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
+from rookworld_rlvr.common.files import asset_path
 from rookworld_rlvr.common.stats import wilson
+from rookworld_rlvr.inference.model import RookWorld, policy_prompt
+from rookworld_rlvr.models.decoding import ANSWER_TOKENS, Decoding, complete
 from rookworld_rlvr.reports.plots import Series, plot
 from rookworld_rlvr.reports.record import Answer, RunRecord, read_runs
 from rookworld_rlvr.tasks.registry import TASKS
+from rookworld_rlvr.web.desk import Desk
+from rookworld_rlvr.web.shown import rewards_shown
 
 METRIC = "environment/exact"
+MODEL, POSITION = "rookworld-nano", chess.STARTING_FEN
+BLOCK = "[{name: policy_best_move, weight: 1.0}, {name: policy_candidates, weight: 0.5}]"
 WIDTH, SCALE = 960, 2
 STYLE = """
 body { margin: 0; padding: 14px; background: #fff; color: #1c1f23; font: 14px sans-serif;
@@ -30,6 +38,8 @@ svg { width: 100%; height: auto; }
 .plot text { font-size: 10px; fill: #5b6470; } .note { display: none; }
 .plot polyline { fill: none; stroke: #1f5fbf; stroke-width: 2; }
 .plot .band { fill: #1f5fbf; opacity: .15; } .plot circle { fill: #1f5fbf; }
+.below { grid-column: 1 / -1; font-size: 12px } .below p:nth-of-type(n+2) { font-weight: 400 }
+.wide table { width: 100% } tr.other { display: none }
 .grid { stroke: #e3e5e8; } .chosen { stroke: #9aa1aa; stroke-dasharray: 3 3; }
 """
 
@@ -57,11 +67,24 @@ def page(run: RunRecord) -> str:
     before = mended(run)
     boards = TASKS["environment"].board(before, before["completion"])
     action = before["action"]
+    page_style = Path(asset_path("web.css")).read_text("utf-8")
     words = f"{action}: the model's board before GRPO, and the true one. After GRPO it is right."
     return (
-        f'<!doctype html><meta charset="utf-8"><style>{STYLE}</style>'
+        f'<!doctype html><meta charset="utf-8"><style>{page_style}{STYLE}</style>'
         f"{plot(title, [line], is_share=True)}<div><p>{words}</p>{boards}</div>"
+        '<div class="below"><p>Eight samples for the first move with their rewards, as '
+        f"<code>rookworld web</code> shows them while you type</p>{group()}</div>"
     )
+
+
+def group() -> str:
+    """The page's table of a group of samples."""
+    model = RookWorld.from_pretrained(MODEL, device="cpu")
+    prompt = policy_prompt(POSITION)
+    how = {"max_new_tokens": ANSWER_TOKENS, "decoding": Decoding("sampled", temperature=1.0)}
+    answers = complete(model.network, model.tokenizer, [prompt] * 8, **how)
+    desk = Desk([MODEL], Path("runs"), is_private=True)
+    return str(rewards_shown(desk, MODEL, prompt, answers, BLOCK, "group"))
 
 
 def mended(run: RunRecord) -> Answer:
