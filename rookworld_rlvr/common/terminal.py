@@ -34,7 +34,14 @@ def printable(text: str) -> str:
 
 
 def width(most: int = 100) -> int:
-    """Columns to print in: those of the terminal, `most` at most and in a log file."""
+    """Columns to print in: those of the terminal, `most` at most and where there is none.
+
+    What goes through a pager or `head` is read in the terminal that the other streams belong to.
+    """
+    for stream in (1, 2, 0):
+        with contextlib.suppress(OSError):
+            most = min(most, os.get_terminal_size(stream).columns or most)
+            break
     return min(most, shutil.get_terminal_size((most, 24)).columns)
 
 
