@@ -5,15 +5,16 @@ What a parsed row is, and what becomes of others, is said in `sources`.
 
 from __future__ import annotations
 
+import codecs
 import json
 import logging
 import operator
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import chess
 import chess.pgn
@@ -55,7 +56,7 @@ def raw_rows(args: SourceArguments) -> Iterator[Row]:
     Raises:
         RookWorldError: The data set cannot be read, or has no column to read.
     """
-    column = args.text_column
+    column, number = args.text_column, -1
     try:
         for number, row in enumerate(islice(_open_dataset(args), args.max_rows)):
             if (
@@ -69,6 +70,8 @@ def raw_rows(args: SourceArguments) -> Iterator[Row]:
                     "or fen"
                 )
             yield row if column == "text" else {**row, "text": row.get(column), column: None}
+        if number < 0 and args.dataset_name:
+            raise RookWorldError(f"dataset_name: no rows in {args.dataset_name!r}; give others")
     except RookWorldError:
         raise
     except (OSError, ValueError, StopIteration, DatasetGenerationError) as error:
@@ -87,12 +90,12 @@ def _open_dataset(args: SourceArguments) -> Any:
         return datasets.load_dataset(
             args.dataset_name, split=args.dataset_split, streaming=streaming
         )
-    if not file.stat().st_size:
-        raise RookWorldError(f"dataset_name: {args.dataset_name!r} is empty; give a file with rows")
-    if file.suffix == ".pgn":
+    if not file.stat().st_size:  # datasets has no word for it
+        return []
+    if file.suffix.lower() == ".pgn":
         return pgn_positions(file)
-    loader = FILE_LOADERS[file.suffix]
-    options = {"encoding": "utf-8-sig"} if loader == "text" else {}  # a byte order mark of Windows
+    loader = FILE_LOADERS[file.suffix.lower()]
+    options = {"encoding": encoding_of(file)} if loader == "text" else {}
     return datasets.load_dataset(loader, data_files=str(file), split="train", **options)
 
 
@@ -236,14 +239,30 @@ def pgn_positions(path: Path) -> Iterator[dict[str, Any]]:
     `action` is the move played and `history` the last moves up to and including it. Where a game
     cannot be read, there is a row with the reason as `fault` instead.
     """
-    with path.open(encoding="utf-8", errors="replace") as file:
-        games = iter(lambda: chess.pgn.read_game(file), None)
-        for number, game in enumerate(games, 1):
+    with path.open(encoding=encoding_of(path), errors="replace") as file:
+        for number in count(1):
             try:
+                if (game := chess.pgn.read_game(file)) is None:
+                    return
                 yield from _game_positions(game)
-            except ValueError as error:
+            except (ValueError, LookupError) as error:  # python-chess's at a stray bracket
+                if isinstance(error, LookupError):
+                    _to_next_game(file)
                 fault = f"game {number}: {error}"
                 yield {"fen": None, "action": None, "history": [], "fault": fault}
+
+
+def _to_next_game(file: TextIO) -> None:
+    """Read the rest of a game's moves, which an empty line ends."""
+    while file.readline().strip():
+        pass
+
+
+def encoding_of(file: Path) -> str:
+    """UTF-16 if the file begins with its byte order mark, else UTF-8, with or without one."""
+    with file.open("rb") as opened:
+        is_wide = opened.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    return "utf-16" if is_wide else "utf-8-sig"
 
 
 def _game_positions(game: chess.pgn.Game) -> Iterator[dict[str, Any]]:

@@ -103,7 +103,7 @@ def check_dataset_name(name: str, key: str = "dataset_name") -> list[str]:
     if name in PACKAGED_DATA or name == "":
         return []
     path = Path(name)
-    if path.suffix in FILE_LOADERS:
+    if path.suffix.lower() in FILE_LOADERS:
         files = map(str, path.parent.glob("*"))
         return [] if path.is_file() else [f"{key}: no file {name!r}{close_matches(name, files)}"]
     if is_hub_id(name) and not path.exists():
@@ -188,7 +188,7 @@ def dataset_file(name: str) -> Path | None:
     """The file behind a data set's name; None for a Hub id."""
     if name in PACKAGED_DATA:
         return Path(asset_path(PACKAGED_DATA[name]))
-    return Path(name) if Path(name).suffix in FILE_LOADERS else None
+    return Path(name) if Path(name).suffix.lower() in FILE_LOADERS else None
 
 
 def read_provenance(path: str | Path | None) -> dict[str, Any] | None:

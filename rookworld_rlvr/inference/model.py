@@ -332,10 +332,15 @@ class RookWorld:
         """Greedy completions of prompts, as evaluation decodes them.
 
         Raises:
-            RookWorldError: A single text is given, which would be read letter by letter.
+            RookWorldError: A single text is given, which would be read letter by letter, or one is
+                empty.
         """
         if isinstance(prompts, str):
             raise RookWorldError("prompts: a text is given; write a list of texts, [prompt]")
+        if not all(prompts):
+            raise RookWorldError(
+                "prompts: one of them is empty; write policy or environment prompts"
+            )
         if not prompts:
             return []
         from ..models.decoding import ANSWER_TOKENS, complete

@@ -14,8 +14,15 @@ import pytest
 
 from rookworld_rlvr.common.errors import NotationError, RookWorldError
 from rookworld_rlvr.data.loading import DataArguments, load_data, parsed_rows, require_answers
-from rookworld_rlvr.data.parsing import asked_of, fen_of, parse_raw, parse_rows, pgn_positions
-from rookworld_rlvr.data.sources import Malformed, RowArguments
+from rookworld_rlvr.data.parsing import (
+    asked_of,
+    fen_of,
+    parse_raw,
+    parse_rows,
+    pgn_positions,
+    raw_rows,
+)
+from rookworld_rlvr.data.sources import Malformed, RowArguments, SourceArguments
 from rookworld_rlvr.data.synthesis import environment_prompts, environment_row, opening_positions
 from rookworld_rlvr.tasks.registry import is_right
 
@@ -175,8 +182,24 @@ def test_a_bad_line_is_counted_from_1_and_called_what_it_is(form: str, tmp_path:
 
 def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
     (tmp_path / "none.txt").touch()
-    with pytest.raises(RookWorldError, match=r"none\.txt' is empty; give a file with rows"):
+    with pytest.raises(RookWorldError, match=r"no rows in .*none\.txt'; give a file with rows"):
         load_data(DataArguments(dataset_name=str(tmp_path / "none.txt")))
+
+
+@pytest.mark.parametrize("ending", ["fen", "PGN"])
+def test_what_windows_writes_is_read(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"wide.{ending}"
+    path.write_text(GAMES if ending == "PGN" else f"{chess.STARTING_FEN}\n", encoding="utf-16")
+    rows = [*raw_rows(SourceArguments(dataset_name=str(path)))]
+    assert rows[0].get("fen", rows[0].get("text")) == chess.STARTING_FEN
+
+
+def test_a_game_that_python_chess_fails_on_is_named_and_the_next_is_read(tmp_path: Path) -> None:
+    broken = '[Event "x"]\n\n1. e4 e5 2. Ke3 Nf6) 3. Nf3!\n4. d4 *\n\n'
+    (tmp_path / "games.pgn").write_text(broken + '[Event "y"]\n\n1. d4 d5 *\n')
+    rows = list(pgn_positions(tmp_path / "games.pgn"))
+    assert [row["action"] for row in rows] == [None, "d2d4", "d7d5"]
+    assert rows[0]["fault"].startswith("game 1: ")
 
 
 def test_games_are_read_as_far_as_they_go(tmp_path: Path) -> None:
