@@ -32,10 +32,10 @@ def test_every_lower_bound_is_tested() -> None:
     assert {canonicalize_name(name): Version(version) for name, version in pins} == bounds
 
 
-def test_ci_runs_both_ends_and_vllm() -> None:
+def test_ci_runs_both_ends_vllm_and_the_harness() -> None:
     workflow = yaml.safe_load((REPOSITORY / ".github/workflows/ci.yml").read_text())
     job = workflow["jobs"]["environments"]
     targets = re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.M)
-    assert job["strategy"]["matrix"]["target"] == ["oldest", "canary", "test-vllm"]
-    assert {"oldest", "canary", "test-vllm"} <= {*targets}
+    assert job["strategy"]["matrix"]["target"] == ["oldest", "canary", "test-vllm", "test-lm-eval"]
+    assert {"oldest", "canary", "test-vllm", "test-lm-eval"} <= {*targets}
     assert [step["run"] for step in job["steps"] if "run" in step] == ["make ${{ matrix.target }}"]
