@@ -43,8 +43,8 @@ class ExportArguments(Checked):
     model_revision: str = setting("main", "Branch, tag or commit of a model on the Hub.")
     format: Literal["onnx", "gguf"] = setting(
         "onnx",
-        "onnx: a graph from input_ids, attention_mask and position_ids to logits, without a cache. gguf: "
-        "for llama.cpp, with the tokenizer.",
+        "onnx: a graph from input_ids, attention_mask and position_ids to logits, without a cache. "
+        "gguf: for llama.cpp, with the tokenizer.",
     )
     output_file: str = setting("model.onnx", "The file to write.", filled=True)
 
