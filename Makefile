@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' rookworld_rlvr/__init__.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart diagnose test test-slow test-vllm test-environments canary oldest gpu lint audit docs release clean
+.PHONY: help install quickstart diagnose test test-slow test-vllm test-environments test-lm-eval canary oldest gpu lint audit docs release clean
 
 help: ## Show these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,12 @@ test-environments: ## Run the tests of environments/ for verifiers, in a venv of
 	.venv-environments/bin/python -m pip install -q -c constraints.txt torch
 	.venv-environments/bin/python -m pip install -q -e '.[dev]' -e environments/rookworld_chess
 	OMP_NUM_THREADS=1 .venv-environments/bin/python -m pytest tests/environments environments $(ARGS)
+
+test-lm-eval: ## Run the tests of the tasks for lm-evaluation-harness, in a venv of their own
+	test -d .venv-lm-eval || $(PYTHON) -m venv .venv-lm-eval
+	.venv-lm-eval/bin/python -m pip install -q -c constraints.txt torch
+	.venv-lm-eval/bin/python -m pip install -q -c constraints.txt -e '.[dev]' lm-eval==0.4.13
+	OMP_NUM_THREADS=1 .venv-lm-eval/bin/python -m pytest tests/lm_eval $(ARGS)
 
 canary: ## Run the trainer's tests against the newest TRL and transformers, in a venv of their own
 	test -d .venv-canary || $(PYTHON) -m venv .venv-canary
@@ -79,7 +85,7 @@ release: $(INSTALLED) ## Check, build and tag the version of rookworld_rlvr/__in
 	@echo 'tagged v$(VERSION); now push the tag, and upload what is in dist/'
 
 clean: ## Remove .venv, caches and builds; runs/ stays
-	rm -rf .venv .venv-audit .venv-canary .venv-environments .venv-oldest .venv-vllm build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-audit .venv-canary .venv-environments .venv-lm-eval .venv-oldest .venv-vllm build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last: an install that was interrupted is done again.

@@ -97,6 +97,7 @@ TOPICS: Mapping[str, Sequence[str]] = {
     ],
     "Audit and preparation of data": ["AuditArguments", "PrepareArguments", "PositionArguments"],
     "Rounds": ["EvolveArguments"],
+    "Export": ["ExportArguments"],
     "Sweeps and dashboards": ["SweepArguments", "TrainingDefaults", "WorkspaceArguments"],
 }
 """Topics of the table of keys, and the dataclasses that belong to each."""

@@ -7,7 +7,7 @@ from graphlib import TopologicalSorter
 from .conftest import REPOSITORY
 
 LEVELS = """common | tasks | engine models | data rewards inference | evaluation | training |
-diagnosis reports cli | evolution web"""
+diagnosis reports cli lm_eval | evolution web"""
 LEVEL = {room: level for level, rooms in enumerate(LEVELS.split("|"), 1) for room in rooms.split()}
 FILES = [p.relative_to(REPOSITORY) for p in (REPOSITORY / "rookworld_rlvr").rglob("*.py")]
 NAMES = {".".join(p.with_suffix("").parts).removesuffix(".__init__"): p for p in FILES}

@@ -32,11 +32,12 @@ def test_every_lower_bound_is_tested() -> None:
     assert {canonicalize_name(name): Version(version) for name, version in pins} == bounds
 
 
-def test_ci_runs_both_ends_vllm_and_verifiers() -> None:
+def test_ci_runs_both_ends_vllm_verifiers_and_the_harness() -> None:
     workflow = yaml.safe_load((REPOSITORY / ".github/workflows/ci.yml").read_text())
     job = workflow["jobs"]["environments"]
     targets = re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.M)
     in_ci = job["strategy"]["matrix"]["target"]
-    assert in_ci == ["oldest", "canary", "test-vllm", "test-environments"]
+    own = ["test-vllm", "test-environments", "test-lm-eval"]
+    assert in_ci == ["oldest", "canary", *own]
     assert {*in_ci} <= {*targets}
     assert [step["run"] for step in job["steps"] if "run" in step] == ["make ${{ matrix.target }}"]

@@ -29,6 +29,7 @@ SCRIPTS = {
     "report": "report",
     "audit": "audit_data",
     "prepare": "prepare_data",
+    "export": "export",
     "judge": "train_judge",
     "sweep": "sweep",
     "evolve": "evolve",

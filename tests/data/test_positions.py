@@ -182,7 +182,7 @@ def test_a_bad_line_is_counted_from_1_and_called_what_it_is(form: str, tmp_path:
 
 def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
     (tmp_path / "none.txt").touch()
-    with pytest.raises(RookWorldError, match=r"no rows in .*none\.txt'; give a file with rows"):
+    with pytest.raises(RookWorldError, match=r"no rows in .*none\.txt'; give others"):
         load_data(DataArguments(dataset_name=str(tmp_path / "none.txt")))
 
 
