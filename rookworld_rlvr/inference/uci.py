@@ -217,7 +217,8 @@ def load(name: str, give_up: Callable[[], bool]) -> Analyse:
         if give_up():
             raise Stopped
 
-    model.network.register_forward_pre_hook(check)
+    # The decoder calls the network once, for the prompt, and the embedding of every token.
+    model.network.get_input_embeddings().register_forward_pre_hook(check)
     return lambda fen: model.analyse_all([fen])[0]
 
 

@@ -15,7 +15,7 @@ import chess
 import chess.engine
 import pytest
 
-from rookworld_rlvr.inference.uci import Engine, numbers_of, seconds_for
+from rookworld_rlvr.inference.uci import Engine, Stopped, load, numbers_of, seconds_for
 
 from .answers import OPENING, Model
 
@@ -126,6 +126,24 @@ def test_a_model_that_is_late_does_not_cost_the_game(talk: Conversation, lines: 
     talk.model.answer = OPENING
     talk.send("go")
     assert talk.until("bestmove")[-1] == "bestmove e2e4"
+
+
+def test_a_model_is_stopped_between_two_tokens() -> None:
+    asked: list[bool] = []
+
+    def give_up() -> bool:
+        asked.append(True)
+        return len(asked) > wanted
+
+    wanted = 1000
+    analyse = load("rookworld-nano", give_up)
+    assert analyse(chess.STARTING_FEN).record is not None
+    assert len(asked) > 20, "at every token"
+    asked.clear()
+    wanted = 5
+    with pytest.raises(Stopped):
+        analyse(chess.STARTING_FEN)
+    assert len(asked) == 6
 
 
 @pytest.mark.parametrize(
