@@ -171,7 +171,7 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
         if repository is not None:
             print(push(repository, output_dir, sft_args))
         keys = {**parser.values, "max_completion_length": str(answer_tokens)}
-        following = next_commands(output_dir, run.base, keys, "sft")
+        following = next_commands(output_dir, run.base, keys, "sft", len(data.train))
         print(f"\nmodel: {output_dir}\n\n{following}")
     return output_dir
 

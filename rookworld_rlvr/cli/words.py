@@ -12,8 +12,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from ..common.errors import ConfigurationError, close_matches
-from ..common.files import read_asset
+from ..common.files import find_recipe, read_asset
 from ..common.terminal import width, wrapped
 from ..models.loading import PACKAGED_MODEL
 
@@ -109,7 +111,11 @@ _KEPT_BY_SFT = (
 
 
 def next_commands(
-    output_dir: Path, start: str | None, given: Mapping[str, Any], command: str = "grpo"
+    output_dir: Path,
+    start: str | None,
+    given: Mapping[str, Any],
+    command: str = "grpo",
+    rows: int | None = None,
 ) -> str:
     """The commands to suggest after a run: look at it, evaluate it, train on with keys of your own.
 
@@ -119,6 +125,7 @@ def next_commands(
         given: The keys that it was given: the user's own tasks, and after supervised training which
             rows to go on with.
         command: The command that ran.
+        rows: Rows it trained on, which may be too few for a batch of the packaged model's recipe.
     """
     folder = shlex.quote(str(output_dir))
     models = [shlex.quote(start), folder] if start else [folder]
@@ -128,6 +135,10 @@ def next_commands(
     if command == "sft":
         # The packaged model's recipe suits what is trained from it; others get TRL's defaults.
         usual = f" --config grpo_nano --output_dir {folder}-grpo" if start == PACKAGED_MODEL else ""
+        recipe = yaml.safe_load(find_recipe("grpo_nano").read_text("utf-8"))
+        most = (rows or 1_000) * recipe["num_generations"]
+        if usual and most < recipe[(key := "per_device_train_batch_size")]:
+            usual += f" --{key} {most}"
         kept = _typed_keys(given, _KEPT_BY_SFT) + _rewards_for(given.get("tasks") or [])
         lines.append(f"grpo{usual} --model_name_or_path {folder}{kept}")
     elif start == PACKAGED_MODEL:

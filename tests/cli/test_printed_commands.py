@@ -76,6 +76,10 @@ def test_after_sft_the_same_rows_are_suggested() -> None:
     text = next_commands(Path("runs/mine"), "rookworld-nano", given, "sft")
     assert " --tasks policy fill_in --max_completion_length 137" in text
     assert text.endswith(" --rewards policy_best_move fill_in_exact")
+    text = next_commands(Path("runs/mine"), "rookworld-nano", {}, "sft", rows=15)
+    assert "--output_dir runs/mine-grpo --per_device_train_batch_size 120 --model" in text
+    text = next_commands(Path("runs/mine"), "rookworld-nano", {}, "sft", rows=16)
+    assert "--per_device_train_batch_size" not in text
 
 
 @pytest.mark.slow
