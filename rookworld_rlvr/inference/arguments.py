@@ -10,7 +10,7 @@ from collections.abc import Callable
 import chess
 
 from ..common.errors import RookWorldError
-from ..common.terminal import printable
+from ..common.terminal import printable, wrapped
 from ..models.loading import PACKAGED_MODEL, check_model_name
 from .model import RookWorld
 
@@ -19,7 +19,7 @@ def model_parser(command: str, about: str, fen: str = "") -> argparse.ArgumentPa
     """A parser for a command of `rookworld` with ``--model``, and ``--fen`` if a help is given."""
     parser = argparse.ArgumentParser(
         f"rookworld {command}",
-        description=about,
+        description=wrapped(about),
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

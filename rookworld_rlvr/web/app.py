@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.errors import RookWorldError
+from ..common.terminal import wrapped
 from ..inference.arguments import run
 from ..models.loading import PACKAGED_MODEL, check_model_name
 
@@ -28,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     """Serve the page until Ctrl-C; the exit code is 2 if the input is bad."""
     parser = argparse.ArgumentParser(
         "rookworld web",
-        description=__doc__,
+        description=wrapped(__doc__ or ""),
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
