@@ -39,6 +39,9 @@ element.addEventListener('click', event => {
 });
 """
 
+Notes = dict[int, str]
+"""Ply of a game → why the model's move there was replaced."""
+
 _MOVE, _EMPTY = "move", "empty"
 _PIECES = [_MOVE, *(piece for piece in "KQRBNPkqrbnp"), _EMPTY]
 
@@ -218,54 +221,46 @@ def _play(desk: Desk) -> None:
             move = gr.Textbox(label="Your move: click two squares, or type it", elem_id="played")
             state = gr.HTML(elem_id="state")
             pgn = gr.Textbox(label="PGN", lines=4, buttons=["copy"], elem_id="pgn")
-    moves, picked, faults = gr.State([]), gr.State(None), gr.State({})
-    shown = [board, moves, picked, faults, state, pgn, move]
-    asked = [moves, faults, model, side]
+    game, picked, faults = gr.State(chess.Board()), gr.State(None), gr.State({})
+    shown = [board, game, picked, faults, state, pgn, move]
+    asked = [game, faults, model, side]
 
-    def play(uci: list[str], notes: dict[int, str], name: str, colour: str, typed: str) -> Any:
+    def play(game: chess.Board, notes: Notes, name: str, colour: str, typed: str) -> Any:
         """The human's move if one is given, then the model's."""
-        game = chess.Board()
-        for earlier in uci:
-            game.push_uci(earlier)
-        human = colour == "White"
+        game, human, said = game.copy(), colour == "White", ""
         try:
             if typed and not game.is_game_over():
                 game.push(read_legal_move(game, typed))
             if game.turn != human and not game.is_game_over():
-                fen = game.fen()
-                (said,) = desk.complete(name, [write_policy_prompt(fen)])
-                choice = choose(game, reply_of(said, parse_policy_answer))
+                (text,) = desk.complete(name, [write_policy_prompt(game.fen())])
+                choice = choose(game, reply_of(text, parse_policy_answer))
                 if choice.fault:
                     notes = {**notes, game.ply(): choice.fault}
                 game.push(choice.move)
         except RookWorldError as error:
-            return _game(game, human, notes, name, fault(error))
-        return _game(game, human, notes, name)
+            said = str(fault(error))
+        return _game(game, human, notes, name, said)
 
     def click(
-        uci: list[str],
-        notes: dict[int, str],
+        game: chess.Board,
+        notes: Notes,
         name: str,
         colour: str,
         start: int | None,
         event: gr.EventData,
     ) -> Any:
-        game = chess.Board()
-        for earlier in uci:
-            game.push_uci(earlier)
         human = colour == "White"
         square = square_at(event.x, event.y, human)
-        if start is None:
-            own = game.color_at(square) == human
-            view = str(drawn(game, human, square if own else None))
-            return view, uci, square if own else None, notes, gr.skip(), gr.skip(), ""
-        try:
-            return play(uci, notes, name, colour, game.find_move(start, square).uci())
-        except chess.IllegalMoveError:
-            return str(drawn(game, human)), uci, None, notes, gr.skip(), gr.skip(), ""
+        if start is not None:
+            with contextlib.suppress(chess.IllegalMoveError):
+                move = game.find_move(start, square).uci()  # a pawn becomes a queen
+                return play(game, notes, name, colour, move)
+        picked = square if start is None and game.color_at(square) == human else None
+        view = str(drawn(game, human, picked))
+        return view, game, picked, notes, gr.skip(), gr.skip(), ""
 
     def restart(name: str, colour: str) -> Any:
-        return play([], {}, name, colour, "")
+        return play(chess.Board(), {}, name, colour, "")
 
     new.click(restart, [model, side], shown)
     side.change(restart, [model, side], shown)
@@ -273,19 +268,16 @@ def _play(desk: Desk) -> None:
     board.click(click, [*asked, picked], shown, show_progress="hidden")
 
 
-def _game(
-    game: chess.Board, human: bool, notes: dict[int, str], name: str, said: Any = ""
-) -> tuple[Any, ...]:
+def _game(game: chess.Board, human: bool, notes: Notes, name: str, said: str) -> tuple[Any, ...]:
     """Everything that is shown of a game."""
     record = chess.pgn.Game.from_board(game)
     record.headers["White"], record.headers["Black"] = ("You", name) if human else (name, "You")
-    record.headers["Result"] = game.result()
     for node in record.mainline():
         node.comment = notes.get(node.ply() - 1, "")
-    last = f'<p class="fault">{html.escape(list(notes.values())[-1])}</p>' if notes else ""
-    words = f"<p>{html.escape(end_of(game))}</p>{said or last}"
-    uci = [move.uci() for move in game.move_stack]
-    return str(drawn(game, human)), uci, None, notes, words, str(record), ""
+    replaced = notes.get(game.ply() - 1)
+    said = said or (str(fault(replaced)) if replaced else "")
+    words = f"<p>{html.escape(end_of(game))}</p>{said}"
+    return str(drawn(game, human)), game, None, notes, words, str(record), ""
 
 
 # --------------------------------------------------------------------------------------------------

@@ -33,8 +33,8 @@ _CELL = Markup('<td class="{}">{}</td>')
 _TOKEN = Markup('<span class="token" style="background:{}" title="{}">{}</span>')
 
 
-def fault(error: RookWorldError) -> Markup:
-    """An error, shown in place."""
+def fault(error: RookWorldError | str) -> Markup:
+    """What is wrong, shown in place."""
     return Markup('<p class="fault" role="alert">{}</p>').format(error)
 
 

@@ -119,6 +119,7 @@ def visitor(browser: Browser, port: int, request: pytest.FixtureRequest) -> Iter
     assert not loud
 
 
+@pytest.mark.slow
 def test_ask(visitor: Visitor) -> None:
     for square in ("e2", "e4"):
         visitor.click(".board", square)
@@ -139,6 +140,7 @@ def test_ask(visitor: Visitor) -> None:
     visitor.until(lambda: "Nc6" in visitor.text("#answer") or "Nf6" in visitor.text("#answer"))
 
 
+@pytest.mark.slow
 def test_rewards(visitor: Visitor) -> None:
     visitor.press("Rewards", TAB)
     visitor.fill("#answers textarea", f"M: e2e4 E: 0.3 B: e2e4\n{SCRIPT}")
@@ -153,6 +155,7 @@ def test_rewards(visitor: Visitor) -> None:
     visitor.until(lambda: "a FEN has six fields" in visitor.text("#rewards .fault"))
 
 
+@pytest.mark.slow
 def test_play(visitor: Visitor) -> None:
     visitor.press("Play", TAB)
     visitor.click("#game", "d2")
@@ -162,6 +165,7 @@ def test_play(visitor: Visitor) -> None:
     assert "White to move" in visitor.text("#state")
 
 
+@pytest.mark.slow
 def test_runs(visitor: Visitor) -> None:
     visitor.press("Runs", TAB)
     visitor.press("Show")
