@@ -12,10 +12,10 @@ import argparse
 import os
 import socket
 import sys
+import threading
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from ..common.errors import RookWorldError
 from ..common.terminal import wrapped
@@ -68,8 +68,10 @@ def serve(args: argparse.Namespace) -> None:
         raise RookWorldError("the page needs gradio: pip install 'rookworld-rlvr[web]'")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # nothing is sent anywhere
     port = free_port(args.host, args.port)
-    print(f"the page is at http://{args.host}:{port} (Ctrl-C ends it)", flush=True)
+    print("starting the page ...", flush=True)  # gradio takes seconds to import
     launch(args.model, Path(args.runs), args.host, port)
+    print(f"the page is at http://{args.host}:{port} (Ctrl-C ends it)", flush=True)
+    threading.Event().wait()
 
 
 def free_port(host: str, first: int) -> int:
@@ -93,15 +95,14 @@ def free_port(host: str, first: int) -> int:
     raise RookWorldError(f"--host {host} --port {first}: no port can be listened on; give others")
 
 
-def launch(models: Sequence[str], runs: Path, host: str, port: int, **options: Any) -> Any:
-    """Serve the page; what Gradio's `Blocks.launch` returns.
+def launch(models: Sequence[str], runs: Path, host: str, port: int) -> None:
+    """Serve the page from threads of this process.
 
     Args:
         models: Their names.
         runs: The folder of runs.
         host: The address to listen on.
         port: A free port.
-        options: Passed on to `Blocks.launch`.
     """
     import gradio as gr
     from starlette.middleware import Middleware
@@ -115,7 +116,7 @@ def launch(models: Sequence[str], runs: Path, host: str, port: int, **options: A
     theme = gr.themes.Default(
         font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
     )  # its usual fonts come from a network
-    return page(models, runs, host in (LOOPBACK, "localhost")).launch(
+    page(models, runs, host in (LOOPBACK, "localhost")).launch(
         server_name=host,
         server_port=port,
         app_kwargs={"middleware": [only]},
@@ -126,7 +127,7 @@ def launch(models: Sequence[str], runs: Path, host: str, port: int, **options: A
         quiet=True,
         theme=theme,
         css=STYLE,
-        **options,
+        prevent_thread_lock=True,
     )
 
 

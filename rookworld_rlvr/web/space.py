@@ -14,12 +14,14 @@ from ..common.files import shipped
 from ..common.html import render
 
 _APP = """\
+import threading
 from pathlib import Path
 
 from rookworld_rlvr.web.app import launch
 
 if __name__ == "__main__":
     launch(["rookworld-nano"], Path("runs"), "0.0.0.0", 7860)
+    threading.Event().wait()
 """
 
 

@@ -32,7 +32,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         f"num_generations: 4\nrewards: []\nrun_name: {SCRIPT!r}\n"
     )
     found = free_port(LOOPBACK, 7900)
-    launch(["rookworld-nano"], run.parent, LOOPBACK, found, prevent_thread_lock=True)
+    launch(["rookworld-nano"], run.parent, LOOPBACK, found)
     yield found
     gradio.close_all()
 
