@@ -18,10 +18,7 @@ import yaml
 
 from ..common.errors import RookWorldError
 from ..common.files import asset_path, find_recipe
-from ..data.loading import load_rows
 from ..inference.model import choose, read_legal_move, reply_of
-from ..reports.page import page as report_page
-from ..reports.record import read_runs
 from ..tasks.policy import parse_policy_answer, write_policy_prompt
 from .desk import Desk
 from .shown import analyses, drawn, end_of, fault, read_board, rewards_shown, simulations, square_at
@@ -197,6 +194,8 @@ def _rewards(desk: Desk) -> None:
 
 @functools.cache
 def _prompts() -> list[str]:
+    from ..data.loading import load_rows  # with torch and datasets, which take seconds
+
     rows = load_rows(
         tasks=["environment", "policy", "fill_in"], synthetic_rows=300, heldout_rows=100
     )
@@ -296,6 +295,9 @@ def _runs(desk: Desk) -> None:
     report = gr.HTML("" if found else f"<p>No run is in {html.escape(str(desk.folder))} yet.</p>")
 
     def reported(runs: list[str]) -> str:
+        from ..reports.page import page as report_page  # with torch
+        from ..reports.record import read_runs
+
         if not runs:
             raise RookWorldError("choose a run")
         content = html.escape(str(report_page(read_runs(runs))))

@@ -9,17 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from ..common.errors import ConfigurationError, RookWorldError
 from ..common.own import is_own
 from ..rewards.registry import check_reward_specs, get_reward_funcs, specs_of
-from ..rewards.trial import rewards_of
 from ..tasks.registry import TASKS, task_of
 from ..tasks.types import Values
-from ..training.parts.advantages import scaled
-from ..training.parts.aggregation import weighted
 
 PATIENCE_S = 10.0  # a reward of the user's own may take
 
@@ -102,6 +98,11 @@ def try_rewards(
     Raises:
         RookWorldError: A reward does not exist, failed, or has not answered in `PATIENCE_S`.
     """
+    import torch  # with what follows, it takes seconds
+
+    from ..training.parts.advantages import scaled
+    from ..training.parts.aggregation import weighted
+
     is_foreign = any(isinstance(spec, dict) and is_own(spec.get("name")) for spec in specs)
     rewards, weights = (_apart if is_foreign else _scored)([row] * len(answers), answers, specs)
     table = torch.tensor(
@@ -115,6 +116,8 @@ def try_rewards(
 def _scored(
     rows: Sequence[Mapping[str, Any]], answers: Sequence[str], specs: Any
 ) -> tuple[Numbers, dict[str, float]]:
+    from ..rewards.trial import rewards_of  # with torch
+
     funcs = get_reward_funcs(specs)
     with asyncio.Runner() as runner:
         rewards = rewards_of(rows, answers, funcs, runner)
@@ -125,7 +128,7 @@ def _scored(
 def _apart(*asked: Any) -> tuple[Numbers, dict[str, float]]:
     """The same in a process of its own: a user's file may raise anything, or never end."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload([__name__, "rookworld_rlvr.rewards.trial"])
     here, there = context.Pipe()
     child = context.Process(target=_send, args=(there, *asked), daemon=True)
     child.start()
