@@ -34,10 +34,12 @@ class Reply:
     Args:
         readable: Whether the answer could be read.
         move: `B` if it is legal, else None.
+        comment: For the PGN.
     """
 
     readable: bool
     move: chess.Move | None
+    comment: str = ""
 
 
 @dataclass(slots=True)
@@ -52,6 +54,7 @@ class Game:
             without a claim (checkmate, stalemate, insufficient material, 75 moves, fivefold repetition);
             by an illegal or unreadable move; because it was cut off; or stopped at an error.
         errors: What a suite notes of the model's answers.
+        comments: For the PGN, by the ply of the move that they follow.
     """
 
     name: str
@@ -59,14 +62,19 @@ class Game:
     half_moves: int = 0
     ending: Ending | None = None
     errors: list[str] = field(default_factory=list)
+    comments: dict[int, str] = field(default_factory=dict)
 
     def take(self, reply: Reply) -> None:
         """Play the move of the side to move, or end the game if the reply has none."""
         if reply.move is None:
             self.ending = "illegal" if reply.readable else "unreadable"
             return
+        if not self.half_moves:
+            self.comments[self.board.ply()] = "here the suite's opening ends"
         self.board.push(reply.move)
         self.half_moves += 1
+        if reply.comment:
+            self.comments[self.board.ply()] = reply.comment
         if self.board.is_game_over():
             self.ending = "rules"
         elif self.half_moves == MOST_PLIES:
@@ -138,6 +146,8 @@ class GameSuite(Suite[chess.Board]):
             record.headers.update(
                 Event=f"rookworld-rlvr, {self.name}", Round=str(number), White=white, Black=black
             )
+            for node in record.mainline():
+                node.comment = game.comments.get(node.ply(), "")
             if game.ending == "capped":
                 record.headers["Result"] = "1/2-1/2"
             texts.append(f"{record}\n")

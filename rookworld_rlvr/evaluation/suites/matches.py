@@ -47,7 +47,7 @@ class MatchSuite(GameSuite):
     headline = "score"
 
     @abstractmethod
-    def opponent_moves(self, games: Sequence[Game]) -> list[chess.Move]:
+    def opponent_choices(self, games: Sequence[Game]) -> list[Choice]:
         """What the opponent plays in games in which it is its turn, at least one."""
 
     def starts(self, games: int, seed: int) -> dict[str, chess.Board]:
@@ -69,15 +69,13 @@ class MatchSuite(GameSuite):
         """See `GameSuite`; those of the model and of its opponent."""
         asked = [game for game in running if game.board.turn == side_of(game)]
         others = [game for game in running if game.board.turn != side_of(game)]
-        moves: dict[str, chess.Move] = {}
-        for game, choice in zip(
-            asked, ask_choices(model, [game.board for game in asked]), strict=True
-        ):
-            moves[game.name] = choice.move
+        choices = ask_choices(model, [game.board for game in asked])
+        for game, choice in zip(asked, choices, strict=True):
             game.errors += [choice.fault] if choice.fault else []
-        answers = self.opponent_moves(others) if others else []
-        moves |= {game.name: move for game, move in zip(others, answers, strict=True)}
-        return [Reply(True, moves[game.name]) for game in running]
+        choices += self.opponent_choices(others) if others else []
+        by_game = {game.name: one for game, one in zip([*asked, *others], choices, strict=True)}
+        chosen = (by_game[game.name] for game in running)
+        return [Reply(True, choice.move, choice.fault) for choice in chosen]
 
     def players(self, model: str, game: Game) -> tuple[str, str]:
         """See `GameSuite`."""
@@ -201,9 +199,9 @@ class VersusModelSuite(MatchSuite):
         self.opponent = opponent
         self._player = open_model(opponent, ModelArguments(), engine_args)
 
-    def opponent_moves(self, games: Sequence[Game]) -> list[chess.Move]:
+    def opponent_choices(self, games: Sequence[Game]) -> list[Choice]:
         """See `MatchSuite`."""
-        return [choice.move for choice in ask_choices(self._player, [game.board for game in games])]
+        return ask_choices(self._player, [game.board for game in games])
 
 
 @packaged
@@ -241,9 +239,9 @@ class VersusStockfishSuite(MatchSuite):
         with SkilledEngine(self._engine_args) as self._engine:
             return super().run(model)
 
-    def opponent_moves(self, games: Sequence[Game]) -> list[chess.Move]:
+    def opponent_choices(self, games: Sequence[Game]) -> list[Choice]:
         """See `MatchSuite`."""
-        return self._engine.moves([game.board for game in games])
+        return list(map(Choice, self._engine.moves([game.board for game in games])))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -330,6 +330,9 @@ def test_a_match_between_models_by_hand(
         ["f2f3", "e7e5", "g2g4", "d8h4"],
         ["f2f3", "e7e5", "g2g4", "g8e7"],
     ]
+    _, ends, own, replaced = [node.comment for node in read[1].mainline()]
+    assert (ends, own) == ("here the suite's opening ends", "")
+    assert replaced.startswith("the model's best move d8d1 is illegal"), "not what it wanted"
 
 
 def test_a_model_against_itself_is_no_better(
