@@ -142,6 +142,8 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
             before, pairs = measured(rows, first), compare(rows, first, last)
         values = {name: result.value for name, result in after.items()}
         lines = heldout_lines(trainer.state.global_step, values)
+        if not values:
+            lines = ["nothing is measured: the held-out rows have no values (rookworld prepare)"]
         print(
             before_after_table(before, after, pairs, limits(rows)) if before else "\n".join(lines)
         )
@@ -171,6 +173,10 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
         if repository is not None:
             print(push(repository, output_dir, sft_args))
         keys = {**parser.values, "max_completion_length": str(answer_tokens)}
+        if len(trained := [name for name in data.report.train if data.report.train[name]]) == 1:
+            keys["tasks"] = trained  # the usual recipe trains two
+        if data.report.unlabelled:
+            keys["labels"] = "stored_or_engine"
         following = next_commands(output_dir, run.base, keys, "sft", len(data.train))
         print(f"\nmodel: {output_dir}\n\n{following}")
     return output_dir

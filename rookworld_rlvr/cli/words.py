@@ -106,7 +106,7 @@ def _described(action: argparse.Action) -> str:
 # --------------------------------------------------------------------------------------------------
 _KEPT_BY_SFT = (
     *("dataset_name", "tasks_from", "tasks", "eval_dataset_name", "heldout_share"),
-    "max_completion_length",
+    *("labels", "max_completion_length"),
 )
 
 

@@ -73,7 +73,7 @@ class DiagnoseArguments(Checked):
         """The log of what the step is compared with, step by step; empty without one.
 
         Raises:
-            RookWorldError: The folder has no log of training.
+            RookWorldError: The folder has no log of training, or no step in it.
         """
         if self.compare is None:
             return []
@@ -83,7 +83,14 @@ class DiagnoseArguments(Checked):
                 f"compare: {self.compare!r} has no log; give the folder of a run (trainer_state.json) "
                 f"or of a diagnosis ({RESULT_JSON})"
             )
-        return [log for log in json.loads(saved[0].read_text())["log_history"] if "loss" in log]
+        history = json.loads(saved[0].read_text())["log_history"]
+        # A run that is shorter than its `logging_steps` has its last step's numbers, without a loss.
+        found = [log for log in history if "loss" in log or "reward" in log]
+        if not found:
+            raise RookWorldError(
+                f"compare: {self.compare!r} has logged no step; give a run with smaller logging_steps"
+            )
+        return found
 
 
 def run_diagnosis(

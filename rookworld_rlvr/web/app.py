@@ -42,9 +42,7 @@ def main(argv: Sequence[str]) -> int:
         help=f"models to choose from (default: {PACKAGED_MODEL}; runs in --runs are added)",
     )
     parser.add_argument("--runs", default="runs", help="the folder of runs (default: runs)")
-    parser.add_argument(
-        "--port", type=int, default=7860, help="default: 7860, or the next free one"
-    )
+    parser.add_argument("--port", type=int, help="default: 7860, or the next free one")
     listens = f"address to listen on (default: {LOOPBACK}, which no other machine reaches)"
     parser.add_argument("--host", default=LOOPBACK, help=listens)
     parser.add_argument("--space", metavar="DIR", help="write a Space into this folder and end")
@@ -67,20 +65,20 @@ def serve(args: argparse.Namespace) -> None:
     if find_spec("gradio") is None:
         raise RookWorldError("the page needs gradio: pip install 'rookworld-rlvr[web]'")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # nothing is sent anywhere
-    port = free_port(args.host, args.port)
+    port = free_port(args.host, args.port or 7860, 1 if args.port else 100)
     print("starting the page ...", flush=True)  # gradio takes seconds to import
     launch(args.model, Path(args.runs), args.host, port)
     print(f"the page is at http://{args.host}:{port} (Ctrl-C ends it)", flush=True)
     threading.Event().wait()
 
 
-def free_port(host: str, first: int) -> int:
-    """The first port that is free, of a hundred.
+def free_port(host: str, first: int, count: int = 100) -> int:
+    """The first port that is free, of so many.
 
     Raises:
         RookWorldError: None is, or there is no such address here.
     """
-    for port in range(first, min(first + 100, 65_536)):
+    for port in range(first, min(first + count, 65_536)):
         with socket.socket() as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -92,7 +90,9 @@ def free_port(host: str, first: int) -> int:
                     break
                 continue
             return port
-    raise RookWorldError(f"--host {host} --port {first}: no port can be listened on; give others")
+    raise RookWorldError(
+        f"--host {host} --port {first}: taken, or not of this machine; give another"
+    )
 
 
 def launch(models: Sequence[str], runs: Path, host: str, port: int) -> None:

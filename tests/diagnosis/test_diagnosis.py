@@ -221,6 +221,14 @@ def test_a_step_is_compared_with_a_log(tmp_path: Path) -> None:
     assert DiagnoseArguments().log() == [] == comparison({"kl": 0.5}, [])
     with pytest.raises(RookWorldError, match="has no log"):
         DiagnoseArguments(compare=str(tmp_path / "none")).log()
+    last = {"step": 3, "reward": 0.1, "kl": 0.2}  # of a run that is shorter than its logging_steps
+    for history, steps in (([last], 1), ([{"step": 3, "eval_overall": 0.5}], 0)):
+        (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+        if steps:
+            assert DiagnoseArguments(compare=str(tmp_path)).log() == history
+        else:
+            with pytest.raises(RookWorldError, match="has logged no step"):
+                DiagnoseArguments(compare=str(tmp_path)).log()
 
 
 def test_what_differs_is_marked_word_by_word() -> None:

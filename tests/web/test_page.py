@@ -187,6 +187,12 @@ def test_it_listens_here_alone_and_serves_no_files(port: int) -> None:
         assert status(port, path) in (403, 404)
 
 
+def test_a_port_that_is_taken_is_refused_if_it_was_asked_for(port: int) -> None:
+    assert free_port(LOOPBACK, port) == port + 1
+    with pytest.raises(RookWorldError, match=f"--port {port}: taken"):
+        free_port(LOOPBACK, port, 1)
+
+
 def test_a_model_that_is_not_offered_is_not_loaded(tmp_path: Path) -> None:
     desk = Desk(["rookworld-nano"], tmp_path, is_private=True)
     with pytest.raises(RookWorldError, match="'/etc' is not one of the models"):
@@ -197,7 +203,7 @@ def test_a_model_that_is_not_offered_is_not_loaded(tmp_path: Path) -> None:
     ("line", "said"),
     [
         (["--model", "runs/nope"], "--model: there is no folder 'runs/nope'"),
-        (["--host", "198.51.100.7"], "no port can be listened on"),
+        (["--host", "198.51.100.7"], "taken, or not of this machine"),
         (["--space", "."], "is not empty; give another folder"),
     ],
 )
