@@ -25,6 +25,11 @@ NOT_RUN = {
     "rookworld workspace --output_file workspace.json": "tests/recipes/test_wandb_workspace.py runs it",
     "rookworld sweep --config sweep_nano --count 8": "tests/recipes/test_sweep.py runs it",
     "rookworld sweep --config sweep_nano --count 12": "the same",
+    "rookworld export --model_name_or_path runs/grpo_nano --format onnx --output_file nano.onnx": (
+        "tests/recipes/test_export.py runs it, where its packages are"
+    ),
+    "rookworld export --model_name_or_path jrahn/RookWorld-LM-124M --format gguf --output_file "
+    "rookworld.gguf": "the same",
 }
 """What the tests do not run, and why; the commands of an audit are run by its own tests."""
 

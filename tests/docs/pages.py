@@ -8,6 +8,7 @@ import os
 import re
 import runpy
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -133,6 +134,8 @@ def run(words: list[str], folder: Path) -> bool:
         )
         assert done.returncode == 0 and "uciok" in done.stdout, words
         return True
+    if command == "web" and "--space" not in given:
+        return run_page(given, folder)
     if command in MODULES:
         return run_module(MODULES[command], given, folder)
     _, line = main.command_line(SCRIPTS[command], given)
@@ -168,6 +171,18 @@ def small(command: str, words: list[str], folder: Path) -> list[str]:
         if option.split()[0] not in given:
             extra += option.split()
     return [*words, *extra]
+
+
+def run_page(words: list[str], folder: Path) -> bool:
+    """The page, which is served until it is interrupted."""
+    command = [sys.executable, "-m", MODULES["web"], *words]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as page:
+        assert page.stdout is not None
+        said = [line for line, _ in zip(page.stdout, range(2), strict=False)]
+        page.send_signal(signal.SIGINT)
+        assert page.wait(timeout=60) == 130
+    assert "the page is at http://127.0.0.1:" in said[-1], said
+    return True
 
 
 def run_module(module: str, words: list[str], folder: Path) -> bool:
