@@ -178,7 +178,7 @@ def run_page(words: list[str], folder: Path) -> bool:
     command = [sys.executable, "-m", MODULES["web"], *words]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as page:
         assert page.stdout is not None
-        said = [line for line, _ in zip(page.stdout, range(2), strict=False)]
+        said = [line for _, line in zip(range(2), page.stdout, strict=False)]
         page.send_signal(signal.SIGINT)
         assert page.wait(timeout=60) == 130
     assert "the page is at http://127.0.0.1:" in said[-1], said
