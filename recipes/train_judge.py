@@ -1,4 +1,4 @@
-"""Train a judge: a model that scores answers, from pairs of a better and a worse answer.
+"""Train a judge: a model that scores answers, from pairs of a right and a wrong answer.
 
 rookworld judge --config judge_nano
 rookworld judge --dry_run                         # look, do not train
@@ -70,9 +70,9 @@ def main(argv: Sequence[str]) -> None:
         data = load_data(data_args, quarantine if keep_bad_rows else None)
     state.print(use_idle_cores())
     state.print("\n".join(data.report.lines()))
-    shares, gap, seed = judge_args.shares(), judge_args.smallest_gap, 0
-    train = make_pairs(data.train.to_list(), judge_args.train_pairs, shares, gap, seed)
-    heldout = make_pairs(data.heldout.to_list(), judge_args.heldout_pairs, shares, gap, seed)
+    shares, seed = judge_args.shares(), 0
+    train = make_pairs(data.train.to_list(), judge_args.train_pairs, shares, seed)
+    heldout = make_pairs(data.heldout.to_list(), judge_args.heldout_pairs, shares, seed)
     if run_args.dry_run:
         state.print(f"\n{resolved.partition(DEFAULTS)[0]}")
         state.print(pairs_text(train))
@@ -134,7 +134,7 @@ def main(argv: Sequence[str]) -> None:
     ################
     if trainer.accelerator.is_main_process:
         judge = load_judge(JudgeSpec("judge", model=str(output_dir)))
-        report = judge_report(judge, heldout, data.heldout, judge_args)
+        report = judge_report(judge, heldout)
         write_json(output_dir / REPORT, report)
         print(report_text(report))
         run = Run(

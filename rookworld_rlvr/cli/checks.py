@@ -45,14 +45,12 @@ def check_sft_recipe(*groups: Any) -> list[str]:
 
 def check_judge_recipe(*groups: Any) -> list[str]:
     """Faults of a recipe for training a judge, from several dataclasses together."""
-    _, _, judge_args, model_args, reward_args = groups
+    _, _, _, model_args, reward_args = groups
     faults = check_output(reward_args)
     if model_args is not None:
         faults += check_model_arguments(model_args)
         if model_args.use_peft:
             faults.append("use_peft: a judge is trained without adapters; leave it out")
-    if judge_args is not None:
-        faults += check_model_name(judge_args.generator, key="generator")
     return faults
 
 

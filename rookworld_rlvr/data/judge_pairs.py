@@ -1,4 +1,4 @@
-"""Preference pairs for a judge: a right answer and a wrong one, a better move and a worse one.
+"""Preference pairs for a judge: a right answer and a wrong one.
 
 Truth comes from python-chess and from the rows' values of moves, never from the data's own answers.
 The seed decides everything. Kinds are drawn independently, so shares hold for any prefix of a list.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle, islice, permutations
+from itertools import cycle, islice
 from typing import Any
 
 import chess
@@ -19,20 +19,8 @@ from ..common.errors import RookWorldError
 from ..common.settings import Checked, setting, share_bounds
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT, write_environment_answer
-from ..tasks.policy import (
-    MAX_CANDIDATES,
-    POLICY,
-    policy_reference,
-    win_probability,
-    write_policy_answer,
-)
 from ..tasks.registry import TASKS, is_right
-from ..tasks.types import (
-    ActionValue,
-    EnvironmentAnswer,
-    PolicyAnswer,
-    values_by_move,
-)
+from ..tasks.types import EnvironmentAnswer, values_by_move
 from .sources import PAIR_SHARES, Row
 
 _Answers = tuple[str, str]  # chosen, rejected
@@ -40,7 +28,7 @@ _Answers = tuple[str, str]  # chosen, rejected
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two answers to one prompt, the first of which is the better one."""
+    """Two answers to one prompt, the first of which is right."""
 
     kind: str  # of `PAIR_SHARES`; followed by the row's part if it is a task's name
     prompt: str
@@ -50,14 +38,12 @@ class Pair:
 
 def task_of_kind(kind: str) -> str:
     """The task from whose rows a kind of pairs is made."""
-    if kind in TASKS:
-        return kind
-    return POLICY.name if kind in _POLICY else ENVIRONMENT.name
+    return kind if kind in TASKS else ENVIRONMENT.name
 
 
 @dataclass
 class JudgeDataArguments(Checked):
-    """Which pairs a judge is trained and measured on, and what else is measured."""
+    """Which pairs a judge is trained and measured on."""
 
     train_pairs: int = setting(
         60_000, "Number of pairs to train on, made from training rows.", least=1
@@ -71,44 +57,18 @@ class JudgeDataArguments(Checked):
         "Without it, the shares of assets/shares.yaml.",
         **share_bounds(PAIR_SHARES, "pair"),
     )
-    smallest_gap: float = setting(
-        0.10,
-        "Smallest difference in win probability between the better and the worse move of a pair.",
-        above=0,
-        below=1,
-    )
-    generator: str = setting(
-        "rookworld-nano",
-        "Model that writes completions for the judge to rank: a packaged name, a folder or a Hub id.",
-    )
-    ranked_prompts: int = setting(
-        100,
-        "Held-out prompts of each task for which the generator writes eight completions, at temperature "
-        "1; 0 skips the ranking.",
-        least=0,
-    )
-    ranked_tokens: int = setting(
-        144,
-        "Largest number of tokens in such a completion; a complete answer has up to 144 tokens of "
-        "GPT-2's tokenizer.",
-        least=1,
-    )
 
     def shares(self) -> Mapping[str, float]:
         """Shares of the kinds; a kind without a share is not made."""
         shares: Any = self.pair_shares
         return PAIR_SHARES if shares is None else shares
 
-    def tasks(self) -> list[str]:
-        """The tasks whose rows the shares ask for."""
-        return sorted({task_of_kind(kind) for kind, share in self.shares().items() if share})
-
 
 # --------------------------------------------------------------------------------------------------
 # The story
 # --------------------------------------------------------------------------------------------------
 def make_pairs(
-    rows: Iterable[Row], count: int, shares: Mapping[str, float], smallest_gap: float, seed: int
+    rows: Iterable[Row], count: int, shares: Mapping[str, float], seed: int
 ) -> list[Pair]:
     """Pairs with shares of kinds; each kind goes through the rows of its task in an order of its own.
 
@@ -116,7 +76,6 @@ def make_pairs(
         rows: Of the columns that `data` documents; rows of other tasks are passed over.
         count: How many pairs to make.
         shares: Of the kinds; a kind without a share is not made.
-        smallest_gap: Smallest difference in win probability between a better and a worse move.
         seed: Same seed and rows, same pairs; a smaller count gives the beginning of a larger one.
 
     Raises:
@@ -126,13 +85,13 @@ def make_pairs(
     for row in rows:
         by_task[row["task"]].append(row)
     kinds = [kind for kind in PAIR_SHARES if shares.get(kind)]
-    pairs = {kind: _pairs(kind, by_task[task_of_kind(kind)], smallest_gap, seed) for kind in kinds}
+    pairs = {kind: _pairs(kind, by_task[task_of_kind(kind)], seed) for kind in kinds}
     rng = random.Random(f"{seed} kinds of pairs")
     drawn = rng.choices(kinds, [shares[kind] for kind in kinds], k=count)
     return [next(pairs[kind]) for kind in drawn]
 
 
-def _pairs(kind: str, rows: Sequence[Row], gap: float, seed: int) -> Iterator[Pair]:
+def _pairs(kind: str, rows: Sequence[Row], seed: int) -> Iterator[Pair]:
     """Pairs of one kind, from the rows of its task in turn, without end."""
     rng = random.Random(f"{seed} {kind}")
     in_turn = cycle(rng.sample(rows, len(rows)))
@@ -147,8 +106,6 @@ def _pairs(kind: str, rows: Sequence[Row], gap: float, seed: int) -> Iterator[Pa
                 part = TASKS[kind].part(row)
                 name = f"{kind}_{part}"
                 answers = _right_and_wrong(row, answered[part], rng)
-            elif kind in _POLICY:
-                answers = _POLICY[kind](row, gap, rng)
             else:
                 truth = rules.transition(row["fen"], row["action"])
                 wrong = _wrong_answer(kind, row["fen"], row["action"], truth, rng)
@@ -259,50 +216,3 @@ def _other_board(fen: str, action: str, rng: random.Random) -> str:
     if change != "removed":
         board.set_piece_at(target, piece)
     return board.board_fen()
-
-
-# --------------------------------------------------------------------------------------------------
-# Policy: a better and a worse move
-# --------------------------------------------------------------------------------------------------
-def _best_move(row: Row, gap: float, rng: random.Random) -> _Answers | None:
-    values = _values(row)
-    chances = [(value, win_probability(value.cp)) for value in values]
-    pairs = [
-        (better, worse)
-        for (better, chance), (worse, other) in permutations(chances, 2)
-        if chance - other >= gap
-    ]
-    if not pairs:
-        return None
-    better, worse = rng.choice(pairs)
-    others = [value for value in values if value not in (better, worse)]
-    named = [better, worse, *rng.sample(others, min(len(others), MAX_CANDIDATES - 2))]
-    rng.shuffle(named)
-    return _answer(named, better), _answer(named, worse)
-
-
-def _values(row: Row) -> list[ActionValue]:
-    return [ActionValue(value["move"], value["cp"]) for value in row["action_values"] or ()]
-
-
-def _policy_answer(row: Row, gap: float, rng: random.Random) -> _Answers | None:
-    values = _values(row)
-    limit = win_probability(values[0].cp) - gap if values else 0.0
-    worse = [value for value in values if win_probability(value.cp) <= limit]
-    if not worse:
-        return None
-    named = rng.sample(worse, min(len(worse), MAX_CANDIDATES))
-    right = write_policy_answer(policy_reference(row["fen"], values))
-    return right, _answer(named, max(named, key=lambda value: value.cp))
-
-
-_POLICY: Mapping[str, Callable[[Row, float, random.Random], _Answers | None]] = {
-    "best_move": _best_move,
-    "policy_answer": _policy_answer,
-}
-
-
-def _answer(named: Sequence[ActionValue], best: ActionValue) -> str:
-    moves = tuple(value.move for value in named)
-    evaluations = tuple(value.cp / 100 for value in named)
-    return write_policy_answer(PolicyAnswer(moves, evaluations, best.move))

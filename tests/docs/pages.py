@@ -44,7 +44,7 @@ SMALL: dict[str, list[str]] = {
     "sft": TRAINING,
     "diagnose": [*NANO, *TRAINING, *GROUPS],
     "evaluate": "--suite_rows 4 --suite_games 1".split(),
-    "judge": [*TRAINING, *"--train_pairs 40 --heldout_pairs 20 --ranked_prompts 2".split()],
+    "judge": [*TRAINING, *"--train_pairs 40 --heldout_pairs 20".split()],
     "audit": ["--max_rows", "200"],
     "prepare": ["--max_rows", "4", "--engine_depth", "2", "--synthetic_rows", "4"],
 }

@@ -11,29 +11,17 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
-from rookworld_rlvr.data.judge_pairs import JudgeDataArguments, make_pairs
+from rookworld_rlvr.data.judge_pairs import make_pairs
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.data.sources import PAIR_SHARES
 from rookworld_rlvr.reports.judge import (
     judge_report,
-    kendall_tau,
     pair_accuracy,
     report_text,
 )
 from rookworld_rlvr.rewards.judge import Judge, JudgeSpec, load_judge
 
 from ..conftest import RECIPES, recipe, tiny_judge
-
-
-def test_kendall_s_tau_by_hand() -> None:
-    # Ten pairs of places, of which (1, 2) and (4, 5) are the other way round: (8 - 2) / 10.
-    assert kendall_tau([1, 2, 3, 4, 5], [2, 1, 3, 5, 4]) == pytest.approx(0.6)
-    assert kendall_tau([1, 2, 3], [9, 5, 1]) == -1
-    # Of six pairs of places five are untied in the first list; in the second, three and four are.
-    assert kendall_tau([1, 2, 2, 3], [0, 1, 1, 1]) == pytest.approx(3 / math.sqrt(5 * 3))
-    assert kendall_tau([1, 2, 2, 3], [0, 0, 1, 1]) == pytest.approx(3 / math.sqrt(5 * 4))
-    assert kendall_tau([1, 1, 1], [1, 2, 3]) is None
-    assert kendall_tau([], []) is None
 
 
 def test_accuracy_counts_kinds_and_no_ties() -> None:
@@ -47,22 +35,17 @@ def test_accuracy_counts_kinds_and_no_ties() -> None:
 def test_a_report_of_an_untrained_judge_leaves_out_pairs_that_are_too_long(
     packaged: LoadedData, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    pairs = make_pairs(packaged.heldout, 30, PAIR_SHARES, 0.1, seed=0)
+    pairs = make_pairs(packaged.heldout, 30, PAIR_SHARES, seed=0)
     texts = ([pair.prompt + pair.chosen, pair.prompt + pair.rejected] for pair in pairs)
     lengths = sorted(max(map(len, tokenizer(both)["input_ids"])) for both in texts)
 
-    def report_of(n_positions: int, ranked_prompts: int = 0) -> dict[str, Any]:
+    def report_of(n_positions: int) -> dict[str, Any]:
         judge = Judge(tiny_judge(tokenizer, n_positions=n_positions), tokenizer)
-        args = JudgeDataArguments(ranked_prompts=ranked_prompts)
-        return judge_report(judge, pairs, packaged.heldout, args)
+        return judge_report(judge, pairs)
 
-    report = report_of(256, ranked_prompts=3)
-    ranked = report["ranking"]["by_task"]
-    assert set(ranked) == {"environment", "policy"}
-    assert all(item["n"] + item["without_variance"] == 3 for item in ranked.values())
-    assert -1 <= ranked["policy"]["low"] <= ranked["policy"]["tau"] <= ranked["policy"]["high"] <= 1
+    report = report_of(256)
     text = report_text(report)
-    assert "| all | 30 |" in text and "| policy |" in text and "Kendall" in text
+    assert "| all | 30 |" in text
     assert report["pairs"]["too_long"] == 0 and "Left out" not in text
 
     limit = lengths[19] + 1  # the end token
@@ -77,9 +60,9 @@ def test_a_report_of_an_untrained_judge_leaves_out_pairs_that_are_too_long(
 
 
 SMALL = """
-    --model_name_or_path rookworld-nano --generator rookworld-nano --synthetic_rows 60 --max_rows 300
+    --model_name_or_path rookworld-nano --synthetic_rows 60 --max_rows 300
     --heldout_rows 20 --train_pairs 80 --heldout_pairs 20
-    --ranked_prompts 2 --max_steps 1 --per_device_train_batch_size 8
+    --max_steps 1 --per_device_train_batch_size 8
     --logging_steps 1 --use_cpu --report_to none --output_dir judge
 """.split()
 
@@ -104,12 +87,11 @@ def test_a_recipe_trains_a_judge_that_a_reward_loads(
 
 
 def test_faults_of_the_recipe_are_found_together() -> None:
-    words = "--use_peft true --generator nobody --train_pair 3"
+    words = "--use_peft true --train_pair 3"
     with pytest.raises(ConfigurationError) as caught:
         recipe("train_judge").main(words.split())
     for fault in (
         "use_peft: a judge is trained without adapters",
-        "generator: there is no folder 'nobody'",
         "train_pair",
     ):
         assert fault in str(caught.value)

@@ -29,7 +29,7 @@ FEW = """
 """.split()
 GRPO = [*FEW, *"--eval_steps 1 --num_generations 4 --max_completion_length 64".split()]
 JUDGE = [*FEW, *"--synthetic_rows 100 --heldout_rows 10 --train_pairs 20".split()]
-JUDGE += "--heldout_pairs 10 --ranked_prompts 0 --max_steps 1".split()
+JUDGE += "--heldout_pairs 10 --max_steps 1".split()
 
 
 def card_of(folder: Path) -> Any:
