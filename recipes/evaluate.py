@@ -97,6 +97,11 @@ def main(argv: Sequence[str]) -> None:
         state.print(f"suite {suite.name} is left out: {left_out[suite.name]}")
     if not suites:
         raise ConfigurationError([f"suites: {name}: {why}" for name, why in left_out.items()])
+    if args.pgn_file and not any(isinstance(suite, GameSuite) for suite in suites):
+        asked = ", ".join(args.suites)
+        raise ConfigurationError(
+            [f"pgn_file: no games are played by {asked}; add self_play to suites, or leave it out"]
+        )
 
     ################
     # Models

@@ -23,7 +23,8 @@ def wilson(share: float, n: float) -> tuple[float, float]:
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
-Kind = Literal["share", "mean"]
+Kind = Literal["share", "mean", "amount"]
+"""Of values that are 0 or 1, of values in [0, 1], or of other numbers, such as pawns."""
 
 
 RESAMPLES = 2_000
@@ -87,20 +88,19 @@ def proportion(right: float, n: int) -> Estimate:
     return Estimate(right / n, *wilson(right / n, n), n)
 
 
-def estimate(kind: Kind, values: Sequence[float], least: float = 0.0) -> Estimate:
+def estimate(kind: Kind, values: Sequence[float]) -> Estimate:
     """A share with its Wilson interval, or a mean with its bootstrap interval.
 
     The bootstrap draws only values that were seen: of equal or few values its interval would be too
-    narrow. Where all values are in [least, 1], `_bounded` gives one that is not; elsewhere it is nan.
+    narrow. Where values must be in [0, 1], `_bounded` gives one that is not; elsewhere it is nan.
 
     Args:
-        kind: ``share`` if all values are 0 or 1, else ``mean``.
+        kind: What the values can be.
         values: One value per item; not empty.
-        least: The least value that a mean's items can have.
     """
     if kind == "share":
         return proportion(sum(values), len(values))
-    low, high = _mean_interval(np.asarray(values, dtype=float), least)
+    low, high = _mean_interval(np.asarray(values, dtype=float), kind, 0.0)
     return Estimate(math.fsum(values) / len(values), low, high, len(values))
 
 
@@ -112,7 +112,7 @@ def paired(kind: Kind, first: Mapping[str, float], second: Mapping[str, float]) 
     interval of shares has a width even if no item differs.
 
     Args:
-        kind: ``share`` if all values are 0 or 1, else ``mean``.
+        kind: What the values can be.
         first: The first model's values by item.
         second: The second model's values by item.
 
@@ -134,7 +134,7 @@ def paired(kind: Kind, first: Mapping[str, float], second: Mapping[str, float]) 
             float(differences.mean()), low, high, mcnemar(rose, fell), "mcnemar", len(items)
         )
     p = permutation_test(differences)
-    low, high = _mean_interval(differences, -1.0)
+    low, high = _mean_interval(differences, kind, -1.0)
     return Paired(float(differences.mean()), low, high, p, "permutation", len(items))
 
 
@@ -219,7 +219,7 @@ def _counts(n: int) -> list[int]:
     return [min(at_once, RESAMPLES - start) for start in range(0, RESAMPLES, at_once)]
 
 
-def _mean_interval(values: np.ndarray, least: float) -> tuple[float, float]:
+def _mean_interval(values: np.ndarray, kind: Kind, least: float) -> tuple[float, float]:
     if len(values) >= _FEW and values.min() < values.max():
         generator = np.random.default_rng(_SEED)
         means = [
@@ -228,7 +228,7 @@ def _mean_interval(values: np.ndarray, least: float) -> tuple[float, float]:
         ]
         low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
         return float(low), float(high)
-    return _bounded(values, least)
+    return (math.nan, math.nan) if kind == "amount" else _bounded(values, least)
 
 
 def _bounded(values: np.ndarray, least: float) -> tuple[float, float]:

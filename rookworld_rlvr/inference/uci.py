@@ -31,7 +31,7 @@ Load = Callable[[str, Callable[[], bool]], Analyse]
 
 COMMANDS = ("uci", "isready", "position", "go", "stop", "quit")
 
-OVERHEAD_MS = 100  # that an answer needs to arrive
+OVERHEAD_MS = 100  # that an answer needs to arrive, at most; of less than a second, a tenth
 
 
 class Stopped(Exception):
@@ -54,7 +54,7 @@ def seconds_for(numbers: Mapping[str, int], turn: chess.Color) -> float | None:
         left = min(clock, clock // 2 + numbers.get("winc" if turn else "binc", 0))
     else:
         return None
-    return max(0, left - OVERHEAD_MS) / 1000
+    return max(0, left - min(OVERHEAD_MS, left // 10)) / 1000
 
 
 def numbers_of(words: Sequence[str]) -> dict[str, int]:

@@ -168,7 +168,7 @@ class HeldoutEvaluation:
             numbers = shared(answered, partial(score, self.trainer, func), f"held-out rows: {name}")
             self.trainer.reward_guard.failures(len(numbers))
             if values := [number for number in numbers if number is not None]:
-                kind: Kind = "share" if {*values} <= {0, 1} else "mean"
+                kind: Kind = "share" if {*values} <= {0, 1} else "amount"
                 found[f"{OWN_REWARDS}{name}"] = estimate(kind, values)
         return found
 

@@ -59,6 +59,10 @@ def test_no_interval_has_no_width() -> None:
     assert four.low < 0.1 and four.high > 0.6
     pawns = estimate("mean", [2.0, 2.0, 3.0, 9.0])
     assert np.isnan([pawns.low, pawns.high]).all(), "nothing bounds them, and four say nothing"
+    lost = estimate("amount", [0.0] * 40)
+    assert lost.value == 0 and np.isnan([lost.low, lost.high]).all(), "centipawns are not shares"
+    alike = paired("amount", same, same)
+    assert alike is not None and np.isnan([alike.low, alike.high]).all() and alike.is_tie
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_a_model_is_stopped_between_two_tokens() -> None:
         ("depth 3", None),
         ("btime 1000", None),
         ("movetime 1000", 0.9),
-        ("movetime 50", 0.0),
+        ("movetime 50", 0.045),
         ("wtime 10000", 4.9),
         ("wtime 10000 winc 2000 binc 9999", 6.9),
         ("wtime 1000 winc 5000", 0.9),

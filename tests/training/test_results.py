@@ -38,7 +38,7 @@ def test_references_are_right_and_broken_variants_wrong(packaged: LoadedData) ->
 
 def test_a_reward_that_is_always_the_same_has_no_interval(tmp_path: Path) -> None:
     half = proportion(20, 40)
-    results = {"environment/exact": half, "rewards/penalty": estimate("mean", [-1.0] * 40)}
+    results = {"environment/exact": half, "rewards/penalty": estimate("amount", [-1.0] * 40)}
     assert "n too small" in before_after_table(results, results)
     write_results(tmp_path / "before.json", {"before": results})
     text = (tmp_path / "before.json").read_text()

@@ -149,7 +149,9 @@ class GameSuite(Suite[chess.Board]):
             for node in record.mainline():
                 node.comment = game.comments.get(node.ply(), "")
             if game.ending == "capped":
-                record.headers["Result"] = "1/2-1/2"
+                record.headers.update(Result="1/2-1/2", Termination="adjudication")
+                last = record.end()
+                last.comment = f"{last.comment} cut off after {MOST_PLIES} half-moves".strip()
             texts.append(f"{record}\n")
         return "\n".join(texts)
 

@@ -13,7 +13,7 @@ import chess
 import chess.pgn
 import pytest
 
-from rookworld_rlvr.common.errors import EngineError
+from rookworld_rlvr.common.errors import ConfigurationError, EngineError
 from rookworld_rlvr.common.stats import Estimate
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
 from rookworld_rlvr.engine.arguments import EngineArguments
@@ -43,7 +43,7 @@ from rookworld_rlvr.evaluation.suites.matches import (
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.environment import parse_environment_prompt, write_environment_answer
 
-from ...conftest import REPOSITORY, launch
+from ...conftest import REPOSITORY, launch, recipe
 from ...conftest import script as run_script
 from ...engines import engine_arguments, misbehaving
 from ...scripted import GARBAGE, Scripted
@@ -332,6 +332,8 @@ def test_a_match_between_models_by_hand(
     ]
     _, ends, own, replaced = [node.comment for node in read[1].mainline()]
     assert (ends, own) == ("here the suite's opening ends", "")
+    assert read[1].headers["Termination"] == "adjudication"
+    assert replaced.endswith("cut off after 2 half-moves")
     assert replaced.startswith("the model's best move d8d1 is illegal"), "not what it wanted"
 
 
@@ -347,6 +349,8 @@ def test_a_model_against_itself_is_no_better(
     rating = result["metrics"]["elo_difference"]
     assert rating["low"] < 0 < rating["high"] and result["notes"]["opponent"] == "random"
     assert files[1].read_text().count("[Event ") == 5
+    with pytest.raises(ConfigurationError, match="no games are played by policy"):
+        recipe("evaluate").main(f"--suites policy --suite_rows 2 {outputs[1]}".split())
 
 
 def test_stockfish_is_asked_at_a_level_and_a_depth(
