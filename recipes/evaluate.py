@@ -60,7 +60,7 @@ class EvaluateArguments(SuiteArguments):
         least=0,
     )
     output_file: str = setting("", "The JSON file for the results; none by default.")
-    pgn_file: str = setting("", "The PGN file for the suites' games; none by default.")
+    pgn_file: str = setting("", "The PGN file that the suites' games are added to; none by default.")
 
 
 GROUPS = [EvaluateArguments, ModelArguments, EngineArguments]
@@ -119,7 +119,9 @@ def main(argv: Sequence[str]) -> None:
     if state.is_main_process:
         print(results_text(results))
         if args.pgn_file:
-            Path(args.pgn_file).write_text("\n".join(games), encoding="utf-8")
+            with Path(args.pgn_file).open("a", encoding="utf-8") as file:  # as chess programs do
+                file.write("\n\n" if file.tell() else "")
+                file.write("\n".join(games))
             print(f"\ngames: {args.pgn_file}")
         if args.output_file:
             write_json(

@@ -277,10 +277,11 @@ def load_data(
         raise RookWorldError(f"{report.overlap} positions are both trained on and held out")
     for name, split in (("training", train), ("held-out", heldout)):
         if not split:
-            why = dict(report.quarantined + report.unjudgeable + report.left_out)
+            reasons = (report.quarantined + report.unjudgeable + report.left_out).items()
+            left_out = "".join(f", {rows} are left out ({why})" for why, rows in reasons)
             raise RookWorldError(
                 f"no {name} rows in {_read_of(args)} with tasks={args.tasks} and heldout_share="
-                f"{args.heldout_share}: of {report.read} rows, {why} are left out. Give more rows, "
+                f"{args.heldout_share}: {report.read} rows were read{left_out}. Give more rows, "
                 "another share or other tasks; rookworld audit says more about the rows"
             )
     train = _mix(train, args)

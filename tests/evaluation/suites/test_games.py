@@ -343,12 +343,13 @@ def test_a_model_against_itself_is_no_better(
     monkeypatch.setattr(games, "MOST_PLIES", 8)
     words = "--suites versus_model --suite_games 5 --opponent random --model_name_or_path random"
     files = [tmp_path / "results.json", tmp_path / "games.pgn"]
+    files[1].write_text('[Event "mine"]\n\n1. e4 *\n\n')
     outputs = [f"--output_file={files[0]}", f"--pgn_file={files[1]}"]
     run_script("evaluate.py", *words.split(), *outputs, cwd=tmp_path)
     result = json.loads(files[0].read_text())["suites"]["versus_model"]
     rating = result["metrics"]["elo_difference"]
     assert rating["low"] < 0 < rating["high"] and result["notes"]["opponent"] == "random"
-    assert files[1].read_text().count("[Event ") == 5
+    assert files[1].read_text().count("[Event ") == 6, "five games, after those that were there"
     with pytest.raises(ConfigurationError, match="no games are played by policy"):
         recipe("evaluate").main(f"--suites policy --suite_rows 2 {outputs[1]}".split())
 
