@@ -33,7 +33,7 @@ from rookworld_rlvr.diagnosis.trainer import DiagnosedTrainer
 from rookworld_rlvr.engine.truth import LabelArguments, PolicyTruth
 from rookworld_rlvr.evaluation.registry import SuiteArguments
 from rookworld_rlvr.models import loading
-from rookworld_rlvr.rewards.registry import get_reward_funcs
+from rookworld_rlvr.rewards.registry import open_rewards
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.measurements import evenly
 
@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> None:
     loading.check_lengths(
         model.config, tokenizer, data.prompts(), training_args.max_completion_length
     )
-    reward_funcs = get_reward_funcs(training_args.rewards, truth)
+    reward_funcs = open_rewards(training_args.rewards, truth)
     for reward in reward_funcs:
         if hasattr(reward, "check_lengths"):  # a judge
             reward.check_lengths(data.prompts(), training_args.max_completion_length)

@@ -60,7 +60,9 @@ class EvaluateArguments(SuiteArguments):
         least=0,
     )
     output_file: str = setting("", "The JSON file for the results; none by default.")
-    pgn_file: str = setting("", "The PGN file that the suites' games are added to; none by default.")
+    pgn_file: str = setting(
+        "", "The PGN file that the suites' games are added to; none by default."
+    )
 
 
 GROUPS = [EvaluateArguments, ModelArguments, EngineArguments]

@@ -10,7 +10,7 @@ from typing import Any
 from ..common.terminal import wrapped
 from ..data.loading import LoadedData
 from ..engine.truth import PolicyTruth
-from ..rewards.registry import get_reward_funcs, known_rewards
+from ..rewards.registry import known_rewards, open_rewards
 from ..rewards.trial import rewards_of
 from ..tasks.registry import TASKS
 from ..tasks.task import Task
@@ -29,7 +29,7 @@ def dry_run_text(
     The reference, a wrong and an unreadable answer to each row make one batch. A reward that is the same
     for all of them is named.
     """
-    funcs = get_reward_funcs(specs, truth)
+    funcs = open_rewards(specs, truth)
     seen: dict[str, list[float]] = {func.__name__: [] for func in funcs}
     lines = [wrapped("\n".join(data.report.lines()))]
     with asyncio.Runner() as runner:  # one event loop for all rewards, as in training

@@ -20,7 +20,9 @@ def wilson(share: float, n: float) -> tuple[float, float]:
     centre = share + _Z * _Z / (2 * n)
     spread = _Z * math.sqrt(share * (1 - share) / n + _Z * _Z / (4 * n * n))
     scale = 1 + _Z * _Z / n
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+    low, high = (centre - spread) / scale, (centre + spread) / scale
+    # Rounding would leave 1e-17 of nothing.
+    return max(0.0, low) if share > 0 else 0.0, min(1.0, high) if share < 1 else 1.0
 
 
 Kind = Literal["share", "mean", "amount"]

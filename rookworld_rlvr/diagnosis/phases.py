@@ -380,7 +380,9 @@ def what_if(trainer: DiagnosedTrainer, rows: pd.DataFrame) -> dict[str, list[dic
     rates = {1.0: later, **trainer.after_multiples} if later else {}
     betas = pd.DataFrame({"beta": [args.beta * k for k in sorted((1.0, *MULTIPLES))]})
     betas["penalty"] = betas["beta"] * later.get("kl", math.nan)
-    betas["share_of_loss"] = betas["penalty"] / (betas["penalty"] + rows["advantage"].abs().mean())
+    share = later.get("kl/share_of_loss", math.nan)
+    ours = share * betas["beta"] / args.beta if args.beta else math.nan
+    betas["share_of_loss"] = ours / (ours + 1 - share)
     groups = rows.dropna(subset="reward").groupby("group")["reward"]
     # A group without spread is as likely as so many equal draws from the group's own rewards.
     shares, spread = groups.value_counts(normalize=True), groups.std().mean()

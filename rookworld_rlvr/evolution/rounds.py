@@ -58,7 +58,9 @@ class EvolveArguments(Checked):
     )
     output_dir: str = setting("runs/evolve", "The folder of the rounds and their ledger.")
     rounds: int = setting(3, "The number of rounds, those of earlier starts included.", above=0)
-    seed: int = setting(0, "The seed of openings, answers, suites, and of each round's training.")
+    seed: int = setting(
+        0, "The seed of openings, answers, suites, and of each round's training.", least=0
+    )
     games: int = setting(
         200, "Games of the policy against itself in a round.", least=1, most=MOST_GAMES
     )

@@ -7,6 +7,7 @@ whose truth is missing. Names are dashboard keys: TRL logs ``rewards/<name>/mean
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,8 @@ from ..tasks.policy import POLICY
 from ..tasks.registry import TASKS, score_row, task_of
 from ..tasks.text import message_text
 from . import composites
+
+logger = logging.getLogger(__name__)
 
 RewardFunc = Callable[..., Any]
 """Takes keywords; returns a number or None for each row. A user's function may be a coroutine."""
@@ -89,11 +92,11 @@ def known_rewards() -> dict[str, Reward]:
 def get_reward_funcs(
     specs: Sequence[Spec | str], truth: PolicyTruth | None = None
 ) -> list[RewardFunc]:
-    """Reward functions by name, in the order given.
+    """Reward functions by name, in the order given; they give TRL's trainer numbers without weights.
 
     Args:
-        specs: A name, or ``{"name": ..., "weight": ..., **options}``, each; the weight is for the
-            trainer (`RookWorldGRPOConfig` hands it to TRL's `reward_weights`). The name ``judge`` or
+        specs: A name, or ``{"name": ..., "weight": ..., **options}``, each. A weight is for
+            `RookWorldGRPOConfig`; here it is left out, with a warning. The name ``judge`` or
             ``judge_<suffix>`` means a frozen model, which is loaded, see `judge.JudgeSpec`. A name with
             a colon means the user's own, see `own.own_reward`.
         truth: Where the values of moves come from; None takes the column `action_values`.
@@ -109,6 +112,16 @@ def get_reward_funcs(
     ... )
     [1.0]
     """
+    chosen = specs_of(specs)
+    funcs = open_rewards(chosen, truth)
+    weights = [spec.get("weight", 1.0) for spec in chosen]
+    if set(weights) != {1.0}:
+        logger.warning("weights are the trainer's: give it reward_weights=%s", weights)
+    return funcs
+
+
+def open_rewards(specs: Sequence[Spec | str], truth: PolicyTruth | None = None) -> list[RewardFunc]:
+    """The same, for a trainer that is given the weights."""
     chosen = specs_of(specs)
     faults = check_reward_specs(chosen)
     if faults:

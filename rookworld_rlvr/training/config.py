@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import TrainingArguments
-from transformers.integrations import INTEGRATION_TO_CALLBACK
+from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy
 from trl import GRPOConfig, RewardConfig, SFTConfig
 
@@ -107,10 +107,13 @@ def _hub_strategy_faults(value: Any, name: str) -> list[str]:
 
 def _report_faults(value: Any, name: str) -> list[str]:
     known = ("none", "all", *INTEGRATION_TO_CALLBACK)
+    here = ("none", "all", *get_available_reporting_integrations())
     return [
-        f"{name}: {given!r} is not a dashboard{close_matches(given, known)}"
+        f"{name}: {given} is not installed; pip install it, or give another"
+        if given in known
+        else f"{name}: {given!r} is not a dashboard{close_matches(given, known)}"
         for given in ([value] if isinstance(value, str) else value or ())
-        if given not in known
+        if given not in here
     ]
 
 
@@ -119,6 +122,7 @@ _TRAINING_BOUNDS = {
     "adam_beta2": Bounds(least=0, below=1),
     "adam_epsilon": Bounds(above=0),
     "dataloader_num_workers": Bounds(least=0),
+    "data_seed": Bounds(least=0, most=2**32 - 1),
     "eval_steps": Bounds(above=0),
     "gradient_accumulation_steps": Bounds(least=1),
     "hub_strategy": Bounds(check=_hub_strategy_faults),
@@ -134,6 +138,7 @@ _TRAINING_BOUNDS = {
     "report_to": Bounds(check=_report_faults),
     "save_steps": Bounds(above=0),
     "save_total_limit": Bounds(least=1),
+    "seed": Bounds(least=0, most=2**32 - 1),
     "warmup_steps": Bounds(least=0),
     "weight_decay": Bounds(least=0),
 }

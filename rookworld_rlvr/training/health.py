@@ -21,6 +21,7 @@ from tqdm import tqdm
 from transformers import TrainerCallback
 
 from ..common.files import read_asset, replace_text
+from ..common.terminal import wrapped
 from ..tasks.registry import TASKS
 
 HEALTH_FILE = "health.jsonl"
@@ -493,7 +494,7 @@ def _report(findings: Sequence[Finding], args: Any) -> None:
     with (Path(args.output_dir) / HEALTH_FILE).open("a", encoding="utf-8") as file:
         for finding in findings:
             line = f"step {finding.step:>5}  {finding.severity:<7}  {finding.rule}: "
-            tqdm.write(line + finding.message)  # does not break a progress bar
+            tqdm.write(wrapped(line + finding.message))  # does not break a progress bar
             file.write(finding.to_json() + "\n")
     if not args.report_to:
         return

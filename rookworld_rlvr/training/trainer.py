@@ -27,7 +27,7 @@ from trl.trainer.utils import use_adapter
 from ..models import gpt2
 from ..models.loading import resolve_model_path
 from ..rewards.guard import RewardFaultArguments, RewardGuard
-from ..rewards.registry import get_reward_funcs, with_functions
+from ..rewards.registry import open_rewards, with_functions
 from ..tasks.registry import task_of
 from ..tasks.task import Sampling
 from .callbacks import TableInterval, escape_for_terminal
@@ -73,7 +73,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         Without `reward_funcs` they are those of the arguments' `rewards`.
         """
         if reward_funcs is None and getattr(args, "rewards", None):
-            reward_funcs = get_reward_funcs(args.rewards)
+            reward_funcs = open_rewards(args.rewards)
         reward_funcs = with_functions(reward_funcs)
         if args is not None and kwargs.get("eval_dataset") is None:
             args.eval_on_start = False  # there is nothing to evaluate on

@@ -13,7 +13,7 @@ import yaml
 
 from ..common.errors import ConfigurationError, RookWorldError
 from ..common.own import is_own
-from ..rewards.registry import check_reward_specs, get_reward_funcs, specs_of
+from ..rewards.registry import check_reward_specs, open_rewards, specs_of
 from ..tasks.registry import TASKS, task_of
 from ..tasks.types import Values
 
@@ -92,7 +92,7 @@ def try_rewards(
     Args:
         row: The prompt's row, see `row_of`.
         answers: Of one group.
-        specs: The rewards, see `get_reward_funcs`.
+        specs: The rewards, see `open_rewards`.
         scale: TRL's `scale_rewards`.
 
     Raises:
@@ -118,7 +118,7 @@ def _scored(
 ) -> tuple[Numbers, dict[str, float]]:
     from ..rewards.trial import rewards_of  # with torch
 
-    funcs = get_reward_funcs(specs)
+    funcs = open_rewards(specs)
     with asyncio.Runner() as runner:
         rewards = rewards_of(rows, answers, funcs, runner)
     weights = (float(spec.get("weight", 1.0)) for spec in specs)

@@ -13,6 +13,7 @@ import yaml
 
 from rookworld_rlvr.cli import parser
 from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.training import config
 
 from ..conftest import RECIPES, recipe, script
 
@@ -44,7 +45,7 @@ def test_what_stops_all_else_is_the_only_fault(words: str, reason: str, tmp_path
 
 def test_what_ends_in_a_traceback_is_refused_before_anything_all_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    words = "--learning_rate -1 --report_to wnb --temperature -1 --top_p 2 --zero_variance kep"
+    words = "--learning_rate -1 --report_to wnb --temperature -1 --top_p 2 --zero_variance kep --seed -1"
     words += " --model_name_or_path nowhere --output_dir file/run"
     done = script("grpo.py", *words.split(), cwd=tmp_path)
     assert done.returncode == 2 and not done.stdout
@@ -52,6 +53,13 @@ def test_what_ends_in_a_traceback_is_refused_before_anything_all_at_once(tmp_pat
     keys = {fault.split()[1].rstrip(":") for fault in faults}
     assert keys == {word[2:] for word in words.split() if word.startswith("--")}
     assert list(tmp_path.iterdir()) == [tmp_path / "file"], "nothing is left behind"
+
+
+def test_a_dashboard_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "get_available_reporting_integrations", lambda: ["wandb"])
+    grpo().parse_strictly("--use_cpu --bf16 false --report_to wandb".split())
+    with pytest.raises(ConfigurationError, match="report_to: tensorboard is not installed; pip"):
+        grpo().parse_strictly("--use_cpu --bf16 false --report_to tensorboard".split())
 
 
 def test_a_resolved_recipe_begins_with_what_differs_from_the_defaults() -> None:

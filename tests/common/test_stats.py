@@ -12,6 +12,7 @@ from rookworld_rlvr.common.stats import (
     mcnemar,
     paired,
     permutation_test,
+    wilson,
 )
 
 
@@ -52,6 +53,7 @@ def test_no_interval_has_no_width() -> None:
         found = estimate(kind, [0.0] * 20)
         # R: prop.test(0, 20, correct = FALSE)$conf.int
         assert (found.low, found.high) == pytest.approx((0.0, 0.1611252), abs=1e-7)
+        assert wilson(0, 14)[0] == 0 and wilson(1, 14)[1] == 1
         same = {str(item): 0.5 for item in range(20)}
         alike = paired(kind, same, same)
         assert alike is not None and alike.low < 0 < alike.high and alike.is_tie

@@ -170,6 +170,8 @@ def test_other_settings_are_computed_from_the_batch(content: dict[str, Any]) -> 
     assert drifts == sorted(drifts) and drifts[2] == pytest.approx(later["drift"])
     shares = [row["share_of_loss"] for row in tables["beta"]]
     assert shares == sorted(shares)
+    same = content["kl"]["one_step_on"]["kl/share_of_loss"]
+    assert shares[2] == pytest.approx(same, rel=1e-4), "one number for one thing"
     penalty = content["kl"]["one_step_on"]["kl"] * content["setup"]["step"]["beta"]
     assert tables["beta"][2]["penalty"] == pytest.approx(penalty, rel=1e-4)
     entropies = [row["entropy"] for row in tables["temperature"]]
@@ -283,8 +285,8 @@ def plant(
     monkeypatch: pytest.MonkeyPatch, recipe: ModuleType, change: Callable[[list[Any]], list[Any]]
 ) -> None:
     """Change the reward functions that the script makes."""
-    genuine = recipe.get_reward_funcs
-    monkeypatch.setattr(recipe, "get_reward_funcs", lambda *given: change(genuine(*given)))
+    genuine = recipe.open_rewards
+    monkeypatch.setattr(recipe, "open_rewards", lambda *given: change(genuine(*given)))
 
 
 def test_constant_reward(

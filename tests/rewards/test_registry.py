@@ -253,6 +253,13 @@ def test_the_engine_and_its_values_stored_give_the_same_rewards(stockfish: str) 
 # --------------------------------------------------------------------------------------------------
 
 
+def test_a_weight_is_the_trainers_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    get_reward_funcs(["environment_exact", {"name": "graduated", "weight": 1.0}])
+    assert not caplog.messages
+    get_reward_funcs(["environment_exact", {"name": "graduated", "weight": 2.0}])
+    assert caplog.messages == ["weights are the trainer's: give it reward_weights=[1.0, 2.0]"]
+
+
 def test_tasks_of_a_list_of_rewards() -> None:
     assert tasks_of([{"name": name} for name in POLICY_ONLY]) == {"policy"}
     assert tasks_of([{"name": name} for name in ENVIRONMENT_ONLY]) == {"environment"}

@@ -73,13 +73,13 @@ class Faults:
 
 def plant(script: Any, folder: Path) -> None:
     """Put the faults around the recipe's first reward."""
-    get_reward_funcs = script.get_reward_funcs
+    open_rewards = script.open_rewards
 
     def planted(*args: Any) -> list[Any]:
-        first, *others = get_reward_funcs(*args)
+        first, *others = open_rewards(*args)
         return [Faults(first, folder), *others]
 
-    script.get_reward_funcs = planted
+    script.open_rewards = planted
 
 
 if __name__ == "__main__":
