@@ -121,9 +121,9 @@ def main(argv: Sequence[str]) -> None:
     if state.is_main_process:
         print(results_text(results))
         if args.pgn_file:
-            with Path(args.pgn_file).open("a", encoding="utf-8") as file:  # as chess programs do
-                file.write("\n\n" if file.tell() else "")
-                file.write("\n".join(games))
+            with Path(args.pgn_file).open("a", encoding="utf-8") as pgn:  # as chess programs do
+                pgn.write("\n\n" if pgn.tell() else "")
+                pgn.write("\n".join(games))
             print(f"\ngames: {args.pgn_file}")
         if args.output_file:
             write_json(

@@ -278,10 +278,10 @@ def load_data(
     for name, split in (("training", train), ("held-out", heldout)):
         if not split:
             reasons = (report.quarantined + report.unjudgeable + report.left_out).items()
-            left_out = "".join(f", {rows} are left out ({why})" for why, rows in reasons)
+            absent = "".join(f", {rows} are left out ({why})" for why, rows in reasons)
             raise RookWorldError(
                 f"no {name} rows in {_read_of(args)} with tasks={args.tasks} and heldout_share="
-                f"{args.heldout_share}: {report.read} rows were read{left_out}. Give more rows, "
+                f"{args.heldout_share}: {report.read} rows were read{absent}. Give more rows, "
                 "another share or other tasks; rookworld audit says more about the rows"
             )
     train = _mix(train, args)

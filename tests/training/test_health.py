@@ -251,6 +251,7 @@ class Run:
 def test_findings_are_printed_written_down_and_sent_where_a_run_is_open(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     alerts: list[dict[str, Any]] = []
     run_of_wandb = SimpleNamespace(alert=lambda **alert: alerts.append(alert))
     monkeypatch.setattr(wandb, "run", run_of_wandb)
