@@ -299,7 +299,7 @@ def _value(rows: list[Row], labeller: Labeller, report: PrepareReport) -> None:
     asked = [row for row in rows if _needs_values(row)]
     answers = labeller.values([row["fen"] for row in asked])
     for row, found in zip(asked, answers, strict=True):
-        row["action_values"] = found and action_values_column(found.by_move())
+        row["action_values"] = found and action_values_column(found)
     # The others were in the cache, or their position came before.
     done, given_up = labeller.searched, len(labeller.given_up)
     total = report.searches.total() + len(asked)
