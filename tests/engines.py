@@ -31,7 +31,7 @@ POSITIONS = (
 
 def engine_arguments(path: str, **options: object) -> EngineArguments:
     """Shallow searches, kept nowhere."""
-    defaults = {"engine_depth": 3, "engine_cache": ":memory:", "engine_timeout": 20.0}
+    defaults = {"engine_depth": 3, "engine_cache": ":memory:"}
     return EngineArguments(engine_path=path, **{**defaults, **options})  # type: ignore[arg-type]
 
 

@@ -46,6 +46,9 @@ _USUAL_PLACES = (
 HASH_MB = 16  # of each engine process; values depend on it
 
 
+TIMEOUT_S = 300.0  # after which the search of a position counts as failed; none comes near it
+
+
 _HANDSHAKE_S = 10.0
 
 
@@ -247,7 +250,7 @@ class EnginePool:
                 reason = self.given_up[position]
                 raise EngineError(
                     f"{self._path!r} failed at {self._in_a_row} positions in a row (last reason: "
-                    f"{reason}); give another engine, or a larger engine_timeout"
+                    f"{reason}); give another engine, or a lower engine_depth"
                 )
 
     async def _value(self, slot: int, position: str) -> Values | None:
@@ -271,14 +274,12 @@ class EnginePool:
         # Wait for either: python-chess would wait forever if the process dies before the search begins.
         either: list[asyncio.Future[Any]] = [search, ended]
         try:
-            await asyncio.wait(
-                either, timeout=self._args.engine_timeout, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait(either, timeout=TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
             if search.done():
                 return search.result()
             if ended.done():
                 raise EngineError(f"engine process died (exit code: {ended.result()})")
-            raise TimeoutError(f"no answer within {self._args.engine_timeout:g} s")
+            raise TimeoutError(f"no answer within {TIMEOUT_S:g} s")
         finally:
             if not search.done():
                 # In this order: python-chess fails if a cancelled search loses its process.
