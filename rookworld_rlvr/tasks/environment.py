@@ -214,7 +214,6 @@ class EnvironmentTask(Task):
     name = "environment"
     prefix = ENVIRONMENT_PREFIX
     ability = "simulates the board (`A:` prompts)"
-    components = ENVIRONMENT_COMPONENTS
     rewards = ("exact", "state", "outcome", "format")
     meanings = documented(score_environment)
     metrics = MappingProxyType(
@@ -294,21 +293,21 @@ class EnvironmentTask(Task):
 
         truth = rules.transition(row["fen"], row["action"])
         turn = rules.board_of(row["fen"]).turn
-        true_squares = boards.squares_of(truth.fen)
+        true_board = boards.written_board(truth.fen)
         arrows = boards.action_arrows(row["action"])
         wrong: list[chess.Square] = []
         try:
             answer = parse_environment_answer(completion)
         except NotationError as error:
-            words, mine = f"unreadable: {error.reason}", boards.blank("unreadable")
+            words, board = f"unreadable: {error.reason}", chess.BaseBoard.empty()
         else:
-            squares = boards.squares_of(answer.fen)
-            wrong = [s for s in chess.SQUARES if squares[s] != true_squares[s]]
+            board = boards.written_board(answer.fen)
+            wrong = [s for s in chess.SQUARES if board.piece_at(s) != true_board.piece_at(s)]
             words = _faults(answer, truth, len(wrong))
-            fill = dict.fromkeys(wrong, boards.WRONG + "b0")
-            mine = boards.draw_board(boards.pieces(squares), turn, fill=fill)
+        fill = dict.fromkeys(wrong, boards.WRONG + "b0")
+        mine = boards.draw_board(board, turn, fill=fill)
         fill = dict.fromkeys(wrong, boards.TRUTH + "b0")
-        right = boards.draw_board(boards.pieces(true_squares), turn, arrows, fill)
+        right = boards.draw_board(true_board, turn, arrows, fill)
         captions = [words, f"python-chess, after {row['action']}"]
         return boards.picture([mine, right], captions, words)
 
