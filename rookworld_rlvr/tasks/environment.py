@@ -268,7 +268,7 @@ class EnvironmentTask(Task):
         truth = rules.transition(asked.fen, asked.action)
         if answer.truncated != truth.truncated:
             return ("illegal move",)
-        return tuple(dict.fromkeys(_KINDS.get(name, name) for name in _wrong(answer, truth)))
+        return _wrong(answer, truth)
 
     def truth(self, prompt: str, values: Values | None = None) -> str:
         """See `Task`."""
@@ -303,7 +303,7 @@ class EnvironmentTask(Task):
         else:
             board = boards.written_board(answer.fen)
             wrong = [s for s in chess.SQUARES if board.piece_at(s) != true_board.piece_at(s)]
-            words = _faults(answer, truth, len(wrong))
+            words = f"wrong: {', '.join(_wrong(answer, truth))}" if answer != truth else "right"
         fill = dict.fromkeys(wrong, boards.WRONG + "b0")
         mine = boards.draw_board(board, turn, fill=fill)
         fill = dict.fromkeys(wrong, boards.TRUTH + "b0")
@@ -313,14 +313,6 @@ class EnvironmentTask(Task):
 
 
 _FIELDS = ("board", "side to move", "castling", "en passant", "halfmoves", "move number")
-
-
-_KINDS = {
-    "halfmoves": "clocks",
-    "move number": "clocks",
-    "reward": "outcome",
-    "terminated": "outcome",
-}
 
 
 def answer_fields(answer: EnvironmentAnswer) -> dict[str, str | float | bool]:
@@ -337,14 +329,6 @@ def _wrong(answer: EnvironmentAnswer, truth: EnvironmentAnswer) -> list[str]:
     """The fields of an answer that are wrong."""
     true = answer_fields(truth)
     return [name for name, mine in answer_fields(answer).items() if mine != true[name]]
-
-
-def _faults(answer: EnvironmentAnswer, truth: EnvironmentAnswer, squares: int) -> str:
-    """What is wrong with an answer, in one line."""
-    names = [name for name in _wrong(answer, truth) if name != "board"]
-    if squares:
-        names.insert(0, f"{squares} square{'s' if squares > 1 else ''}")
-    return f"wrong: {', '.join(names)}" if names else "right"
 
 
 ENVIRONMENT = EnvironmentTask()

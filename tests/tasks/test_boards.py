@@ -93,7 +93,7 @@ def test_an_environment_answer_has_its_wrong_squares_marked() -> None:
     assert marked(picture, "#d42a1e") == squares
     assert marked(picture, "#1c8f4d") == squares
     assert pieces(picture) == 64, "32 pieces on each of two boards"
-    assert words(picture).startswith("wrong: 4 squares, side to move python-chess, after e2e4")
+    assert words(picture).startswith("wrong: board, side to move python-chess, after e2e4")
 
 
 @pytest.mark.parametrize(
