@@ -32,11 +32,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets.fingerprint import Hasher
-from datatrove.executor import (
-    LocalPipelineExecutor,
-    RayPipelineExecutor,
-    SlurmPipelineExecutor,
-)
+from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
 from datatrove.executor.base import PipelineExecutor
 
 from ..common.errors import RookWorldError
@@ -77,11 +73,7 @@ _FREE = {
 # Steps, as datatrove calls them
 # --------------------------------------------------------------------------------------------------
 def label_shard(
-    folder: Path,
-    args: PrepareArguments,
-    data: None,
-    rank: int,
-    world_size: int,
+    folder: Path, args: PrepareArguments, data: None, rank: int, world_size: int
 ) -> None:
     """Label and repair the share of the rows of task `rank` of `world_size`.
 

@@ -32,12 +32,7 @@ from ..engine.labeller import Labeller
 from ..engine.truth import LabelArguments
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT
-from ..tasks.policy import (
-    POLICY,
-    parse_policy_answer,
-    write_policy_answer,
-    write_policy_prompt,
-)
+from ..tasks.policy import POLICY, parse_policy_answer, write_policy_answer, write_policy_prompt
 from ..tasks.registry import TASKS, join_row
 from ..tasks.types import EnvironmentPrompt, ValueSource, values_by_move
 from . import synthesis
@@ -246,10 +241,7 @@ def _first_of_equal(rows: Dataset) -> npt.NDArray[np.int64]:
 # Labelling
 # --------------------------------------------------------------------------------------------------
 def write_labelled(
-    path: Path,
-    rows: Dataset,
-    args: PrepareArguments,
-    report: PrepareReport,
+    path: Path, rows: Dataset, args: PrepareArguments, report: PrepareReport
 ) -> None:
     """Value the positions of rows, repair their answers, and write them with their provenance.
 

@@ -359,11 +359,7 @@ def _best_first(values: dict[chess.Move, int]) -> list[chess.Move]:
 
 
 async def _value_move(
-    engine: chess.engine.Protocol,
-    board: chess.Board,
-    move: chess.Move,
-    depth: int,
-    game: object,
+    engine: chess.engine.Protocol, board: chess.Board, move: chess.Move, depth: int, game: object
 ) -> int:
     """Value of a move in centipawns from the side to move.
 
