@@ -154,12 +154,9 @@ class Labeller(AbstractContextManager["Labeller"]):
         """
         positions = [position_asked(fen) for fen in fens]
         with self._lock:
-            known = self._cache.get(dict.fromkeys(positions))
-            waiting = [
-                position
-                for position in dict.fromkeys(positions)
-                if position not in known and position not in self.given_up
-            ]
+            asked = dict.fromkeys(positions)
+            known = self._cache.get(asked)
+            waiting = [one for one in asked if one not in known and one not in self.given_up]
 
             def keep(position: str, values: Values) -> None:
                 self._cache.put(position, values)
