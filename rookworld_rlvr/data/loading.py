@@ -66,8 +66,9 @@ HELDOUT_SHARE = 0.1
 """Share of positions; it includes the test positions of the evaluation suites."""
 
 
-EVAL_QUARANTINE = ".eval.jsonl"
-"""Ends the name of the file of malformed rows of `eval_dataset_name`."""
+EVAL_QUARANTINE = (
+    ".eval.jsonl"  # ends the name of the file of malformed rows of `eval_dataset_name`
+)
 
 
 FEWEST_HELDOUT = 100
@@ -90,9 +91,12 @@ class DataReport:
     duplicates: int = 0
     train: Counter[str] = field(default_factory=Counter)  # rows by task, before any repetition
     heldout: Counter[str] = field(default_factory=Counter)  # rows by task
+    overlap: int = 0  # positions in both splits; loading fails unless it is 0
     left_out: Counter[str] = field(default_factory=Counter)  # rows by task that is not trained
     shared: int = 0  # rows not trained on because eval_dataset_name has their positions
-    withheld: int = 0  # rows of held-out positions, which eval_dataset_name leaves unmeasured
+    withheld: int = (
+        0  # rows neither trained on nor measured: of held-out positions, beside eval_dataset_name
+    )
     unlabelled: int = 0  # policy rows without action values
     values: str = ""  # who valued the moves, if the data set says so
 
@@ -120,6 +124,7 @@ class DataReport:
         ):
             if rows:
                 lines.append(f"{title:<22}{rows:>8}")
+        lines.append(f"train/held-out overlap{self.overlap:>8} positions")
         if self.values:
             lines.append(f"action_values: {self.values}")
         lines += [
@@ -267,6 +272,9 @@ def load_data(
     heldout = first_of_each_task(heldout, args.heldout_rows)
     report.train.update(row["task"] for row in train)
     report.heldout.update(row["task"] for row in heldout)
+    report.overlap = len(_positions(train) & _positions(heldout))
+    if report.overlap:
+        raise RookWorldError(f"{report.overlap} positions are both trained on and held out")
     for name, split in (("training", train), ("held-out", heldout)):
         if not split:
             why = dict(report.quarantined + report.unjudgeable + report.left_out)

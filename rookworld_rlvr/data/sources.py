@@ -74,8 +74,9 @@ KIND_SHARES, FIELD_SHARES, PAIR_SHARES = (_SHARES[name] for name in ("kinds", "f
 """Default shares of kinds of synthetic rows, of hidden fields, and of kinds of a judge's pairs."""
 
 
-PROVENANCE_KEY = b"rookworld_rlvr"
-"""In a Parquet file's metadata, beside the key that datasets writes."""
+PROVENANCE_KEY = (
+    b"rookworld_rlvr"  # in a Parquet file's metadata, beside the key that datasets writes
+)
 
 
 Row = dict[str, Any]
@@ -203,7 +204,9 @@ def values_line(path: str | Path | None) -> str:
     """Who valued the moves in a file, how and when; empty if the file does not say."""
     note = read_provenance(path)
     while note is not None and note["engine"] is None:
-        note = note["dataset_provenance"]  # of the file whose values it keeps
+        note = note[
+            "dataset_provenance"
+        ]  # of the file that it was made from, whose values it keeps
     if note is None:
         return ""
     return f"{note['engine']}, {note['limit']}, {note['date']}"

@@ -187,9 +187,9 @@ def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["fen", "PGN"])
-def test_a_byte_order_mark_is_no_text(ending: str, tmp_path: Path) -> None:
-    path = tmp_path / f"marked.{ending}"
-    path.write_text(GAMES if ending == "PGN" else f"{chess.STARTING_FEN}\n", encoding="utf-8-sig")
+def test_what_windows_writes_is_read(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"wide.{ending}"
+    path.write_text(GAMES if ending == "PGN" else f"{chess.STARTING_FEN}\n", encoding="utf-16")
     rows = [*raw_rows(SourceArguments(dataset_name=str(path)))]
     assert rows[0].get("fen", rows[0].get("text")) == chess.STARTING_FEN
 

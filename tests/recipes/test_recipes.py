@@ -130,6 +130,7 @@ def test_a_dry_run_loads_no_model_and_leaves_nothing(tmp_path: Path) -> None:
     small = "--max_rows 2000 --synthetic_rows 100".split()
     printed = run("grpo.py", "--dry_run", *small, cwd=tmp_path)
     assert "max_steps: " in printed
+    assert re.search(r"train/held-out overlap +0 positions", printed)
     assert len(re.findall(r"^environment row \d", printed, re.M)) == 3
     assert len(re.findall(r"^policy row \d", printed, re.M)) == 3
     scores = re.findall(r"environment_exact (\d\.\d+)", printed)
