@@ -186,12 +186,12 @@ def passes(name: str, fens: Sequence[str], path: str) -> None:
             engine_cache=":memory:",
         )
     ) as labeller:
-        truths = [value.by_move() for value in labeller.values(fens) if value is not None]
+        truths = [value for value in labeller.values(fens) if value is not None]
     n = len(fens)
     report(f"passes: positions/s, {name}", n / slow, n / fast, slow / fast, None)
     lost = [
         1000 * sum(map(loss, truths, best)) / n
-        for best in (best_by_multipv, [value.values[0].move for value in found])
+        for best in (best_by_multipv, [next(iter(value)) for value in found])
     ]
     print(f"{'  best move loses, win prob. x 1000':<36}{lost[0]:>12.1f}{lost[1]:>12.1f}")
 

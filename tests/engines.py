@@ -14,7 +14,7 @@ import chess
 import psutil
 
 from rookworld_rlvr.engine.arguments import EngineArguments
-from rookworld_rlvr.tasks.types import ActionValue, PositionValues, ValueSource
+from rookworld_rlvr.tasks.types import Values, ValueSource
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 
@@ -31,7 +31,7 @@ POSITIONS = (
 
 def engine_arguments(path: str, **options: object) -> EngineArguments:
     """Shallow searches, kept nowhere."""
-    defaults = {"engine_depth": 3, "engine_cache": ":memory:", "engine_timeout": 20.0}
+    defaults = {"engine_depth": 3, "engine_cache": ":memory:"}
     return EngineArguments(engine_path=path, **{**defaults, **options})  # type: ignore[arg-type]
 
 
@@ -159,17 +159,16 @@ class FakeLabeller:
         self.given_up: dict[str, str] = {}
         self.searched = 0
 
-    def values(self, fens: Sequence[str]) -> list[PositionValues | None]:
+    def values(self, fens: Sequence[str]) -> list[Values | None]:
         self.calls.append(list(fens))
         return [self._value(fen) for fen in fens]
 
-    def _value(self, fen: str) -> PositionValues | None:
+    def _value(self, fen: str) -> Values | None:
         if fen in self.refuse:
             self.given_up[fen] = "refused"
             return None
         self.searched += 1
-        moves = fake_values(fen).items()
-        return PositionValues(tuple(ActionValue(*pair) for pair in moves), 1, self.source)
+        return fake_values(fen)
 
 
 def fake_values(fen: str) -> Mapping[str, int]:

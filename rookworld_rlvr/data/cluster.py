@@ -32,11 +32,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets.fingerprint import Hasher
-from datatrove.executor import (
-    LocalPipelineExecutor,
-    RayPipelineExecutor,
-    SlurmPipelineExecutor,
-)
+from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
 from datatrove.executor.base import PipelineExecutor
 
 from ..common.errors import RookWorldError
@@ -69,7 +65,7 @@ _OF_LOCAL = ("workers", "start_method", "local_tasks", "local_rank_offset")  # t
 _FREE = {
     *("output_file", "hub_dataset_id"),
     *("cluster", "cluster_options"),
-    *("engine_path", "engine_workers", "engine_timeout", "engine_cache"),
+    *("engine_path", "engine_workers", "engine_cache"),
 }
 
 
@@ -77,11 +73,7 @@ _FREE = {
 # Steps, as datatrove calls them
 # --------------------------------------------------------------------------------------------------
 def label_shard(
-    folder: Path,
-    args: PrepareArguments,
-    data: None,
-    rank: int,
-    world_size: int,
+    folder: Path, args: PrepareArguments, data: None, rank: int, world_size: int
 ) -> None:
     """Label and repair the share of the rows of task `rank` of `world_size`.
 
@@ -189,11 +181,6 @@ def label_on_cluster(args: PrepareArguments) -> str:
 
 def option_faults(cluster: str, options: Mapping[str, Any]) -> list[str]:
     """What is wrong with the arguments for datatrove's executor, and whether Slurm is there."""
-    if cluster == "local" and (given := [key for key in _OF_LOCAL if key in options]):
-        return [
-            f"cluster_options: {', '.join(given)}: local runs its tasks one after the other; leave it "
-            "out, and give engine_workers"
-        ]
     try:
         ours = [*_OURS, *(_OF_LOCAL if cluster == "local" else ())]
         inspect.signature(_EXECUTORS[cluster]).bind(**dict.fromkeys(ours), **options)

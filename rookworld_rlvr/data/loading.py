@@ -406,10 +406,7 @@ def label_heldout(data: LoadedData, truth: PolicyTruth) -> LoadedData:
         return data
     rows = data.heldout.to_list()
     policy = [row for row in rows if TASKS[row["task"]].needs_values]
-    found = truth.values(
-        [row["fen"] for row in policy],
-        [row["action_values"] for row in policy],
-    )
+    found = truth.values([row["fen"] for row in policy], [row["action_values"] for row in policy])
     for row, values in zip(policy, found, strict=True):
         row["action_values"] = values and action_values_column(values)
     kept = [row for row in rows if row["action_values"] or not TASKS[row["task"]].needs_values]

@@ -21,12 +21,7 @@ import chess.pgn
 import datasets
 from datasets.exceptions import DatasetGenerationError
 
-from ..common.errors import (
-    IllegalPositionError,
-    NotationError,
-    RookWorldError,
-    UnjudgeableError,
-)
+from ..common.errors import IllegalPositionError, NotationError, RookWorldError, UnjudgeableError
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT
 from ..tasks.registry import TASKS, split_row, task_of

@@ -32,12 +32,7 @@ from ..engine.labeller import Labeller
 from ..engine.truth import LabelArguments
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT
-from ..tasks.policy import (
-    POLICY,
-    parse_policy_answer,
-    write_policy_answer,
-    write_policy_prompt,
-)
+from ..tasks.policy import POLICY, parse_policy_answer, write_policy_answer, write_policy_prompt
 from ..tasks.registry import TASKS, join_row
 from ..tasks.types import EnvironmentPrompt, ValueSource, values_by_move
 from . import synthesis
@@ -138,11 +133,6 @@ class PrepareArguments(PositionArguments, RowArguments, LabelArguments):
         made = self.synthetic_rows, self.synthetic_policy_rows, self.synthetic_fill_in_rows
         if not (self.dataset_name or any(made)):
             faults.append("dataset_name: missing, and no synthetic rows to make; give one of them")
-        if self.labels == "stored" and self.synthetic_policy_rows:
-            faults.append(
-                "labels: 'stored' leaves synthetic_policy_rows without answers; set labels: "
-                "stored_or_engine, or leave synthetic_policy_rows out"
-            )
         if self.hub_dataset_id is not None and self.hub_dataset_id.count("/") != 1:
             faults.append(f"hub_dataset_id: {self.hub_dataset_id!r} is not a Hub id (owner/name)")
         return faults
@@ -246,10 +236,7 @@ def _first_of_equal(rows: Dataset) -> npt.NDArray[np.int64]:
 # Labelling
 # --------------------------------------------------------------------------------------------------
 def write_labelled(
-    path: Path,
-    rows: Dataset,
-    args: PrepareArguments,
-    report: PrepareReport,
+    path: Path, rows: Dataset, args: PrepareArguments, report: PrepareReport
 ) -> None:
     """Value the positions of rows, repair their answers, and write them with their provenance.
 
@@ -299,7 +286,7 @@ def _value(rows: list[Row], labeller: Labeller, report: PrepareReport) -> None:
     asked = [row for row in rows if _needs_values(row)]
     answers = labeller.values([row["fen"] for row in asked])
     for row, found in zip(asked, answers, strict=True):
-        row["action_values"] = found and action_values_column(found.by_move())
+        row["action_values"] = found and action_values_column(found)
     # The others were in the cache, or their position came before.
     done, given_up = labeller.searched, len(labeller.given_up)
     total = report.searches.total() + len(asked)

@@ -126,9 +126,7 @@ class SourceArguments(Checked):
         check=check_dataset_name,
     )
     text_column: str = setting(
-        "text",
-        "Column that holds the rows; FENs may be in a column `fen` instead.",
-        filled=True,
+        "text", "Column that holds the rows; FENs may be in a column `fen` instead.", filled=True
     )
     dataset_split: str = setting("train", "Split to read of a Hub data set.")
     max_rows: int | None = setting(

@@ -31,12 +31,6 @@ class EngineArguments(Checked):
         "takes as many as there are CPU cores for this process.",
         least=1,
     )
-    engine_timeout: float = setting(
-        60.0,
-        "Seconds after which the search of a position counts as failed; no search should come near it. "
-        "The engine is then restarted and the position tried once more before it is given up.",
-        above=0,
-    )
     engine_cache: str | None = setting(
         None,
         "SQLite file that keeps searched values for all runs. None takes "

@@ -17,7 +17,7 @@ from ..common.errors import IllegalPositionError, RookWorldError
 from ..common.files import cache_folder
 from ..common.progress import Progress
 from ..tasks import rules
-from ..tasks.types import ActionValue, PositionValues, ValueSource
+from ..tasks.types import Values, ValueSource
 from .arguments import EngineArguments
 from .pool import EnginePool
 
@@ -41,7 +41,7 @@ def default_cache_path() -> Path:
 
 
 class ValueCache:
-    """A SQLite file of `PositionValues`, keyed by engine, limit and position.
+    """A SQLite file of the values of moves, keyed by engine, limit and position.
 
     Each row is a transaction of its own, so a crash loses at most the row being written. Unlike SQLite's
     write-ahead log, the rollback journal used here also works in a folder that several machines share.
@@ -60,7 +60,6 @@ class ValueCache:
 
     def __init__(self, path: str | Path | None, source: ValueSource) -> None:
         self.path = os.path.expanduser(path or default_cache_path())
-        self._source = source
         try:
             if self.path != ":memory:":
                 Path(self.path).parent.mkdir(parents=True, exist_ok=True)
@@ -76,17 +75,18 @@ class ValueCache:
         self._ask("INSERT OR IGNORE INTO sources (engine, search) VALUES (?, ?)", *key)
         (self._id,) = self._ask("SELECT id FROM sources WHERE engine = ? AND search = ?", *key)
 
-    def get(self, positions: Iterable[str]) -> dict[str, PositionValues]:
+    def get(self, positions: Iterable[str]) -> dict[str, Values]:
         """The values of the positions that the cache holds."""
-        query = "SELECT depth, moves FROM action_values WHERE source = ? AND position = ?"
+        query = "SELECT moves FROM action_values WHERE source = ? AND position = ?"
         rows = ((position, self._ask(query, self._id, position)) for position in positions)
-        return {position: self._read(*row) for position, row in rows if row is not None}
+        return {position: _read(*row) for position, row in rows if row is not None}
 
-    def put(self, position: str, values: PositionValues) -> None:
+    def put(self, position: str, values: Values) -> None:
         """Store a position's values, unless another process has stored some already."""
-        moves = " ".join(f"{value.move} {value.cp}" for value in values.values)
-        query = "INSERT OR IGNORE INTO action_values VALUES (?, ?, ?, ?)"
-        self._ask(query, self._id, position, values.depth, moves)
+        moves = " ".join(f"{move} {cp}" for move, cp in values.items())
+        # The depth, which earlier versions kept for each position, is part of the source's limit.
+        query = "INSERT OR IGNORE INTO action_values VALUES (?, ?, 0, ?)"
+        self._ask(query, self._id, position, moves)
 
     def close(self) -> None:
         """Close the file."""
@@ -99,17 +99,16 @@ class ValueCache:
         except sqlite3.Error as error:
             raise self._fault(error) from error
 
-    def _read(self, depth: int, moves: str) -> PositionValues:
-        words = moves.split(" ")
-        pairs = zip(words[::2], words[1::2], strict=True)
-        values = tuple(ActionValue(move, int(cp)) for move, cp in pairs)
-        return PositionValues(values, depth, self._source)
-
     def _fault(self, error: Exception) -> RookWorldError:
         return RookWorldError(
             f"engine_cache: cannot use {self.path!r} ({error}); give another path, or ':memory:' to "
             "keep nothing"
         )
+
+
+def _read(moves: str) -> Values:
+    words = moves.split(" ")
+    return dict(zip(words[::2], map(int, words[1::2]), strict=True))
 
 
 class Labeller(AbstractContextManager["Labeller"]):
@@ -142,8 +141,8 @@ class Labeller(AbstractContextManager["Labeller"]):
         self.given_up: Mapping[str, str] = self._pool.given_up
         self.searched = 0
 
-    def values(self, fens: Sequence[str]) -> list[PositionValues | None]:
-        """The values of each position; None for a position that was given up.
+    def values(self, fens: Sequence[str]) -> list[Values | None]:
+        """The values of each position, best first; None for a position that was given up.
 
         Args:
             fens: Any number of positions, in any order. Repeated ones are searched once.
@@ -155,14 +154,11 @@ class Labeller(AbstractContextManager["Labeller"]):
         """
         positions = [position_asked(fen) for fen in fens]
         with self._lock:
-            known = self._cache.get(dict.fromkeys(positions))
-            waiting = [
-                position
-                for position in dict.fromkeys(positions)
-                if position not in known and position not in self.given_up
-            ]
+            asked = dict.fromkeys(positions)
+            known = self._cache.get(asked)
+            waiting = [one for one in asked if one not in known and one not in self.given_up]
 
-            def keep(position: str, values: PositionValues) -> None:
+            def keep(position: str, values: Values) -> None:
                 self._cache.put(position, values)
                 known[position] = values
                 self.searched += 1

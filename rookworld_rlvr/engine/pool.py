@@ -27,7 +27,7 @@ import chess.engine
 
 from ..common.errors import EngineError
 from ..tasks.policy import MAX_CANDIDATES
-from ..tasks.types import MATE_CP, ActionValue, PositionValues, ValueSource
+from ..tasks.types import MATE_CP, Values, ValueSource
 from .arguments import EngineArguments
 
 logger = logging.getLogger(__name__)
@@ -44,6 +44,9 @@ _USUAL_PLACES = (
 
 
 HASH_MB = 16  # of each engine process; values depend on it
+
+
+TIMEOUT_S = 300.0  # after which the search of a position counts as failed; none comes near it
 
 
 _HANDSHAKE_S = 10.0
@@ -179,9 +182,7 @@ class EnginePool:
         self.source = ValueSource(first.identity(), limit_text(args.engine_depth))
         atexit.register(self.close)  # if nobody closes it before
 
-    def values(
-        self, positions: Sequence[str], on_value: Callable[[str, PositionValues], None]
-    ) -> None:
+    def values(self, positions: Sequence[str], on_value: Callable[[str, Values], None]) -> None:
         """Value positions in parallel; positions that are given up are added to `given_up`.
 
         Args:
@@ -236,7 +237,7 @@ class EnginePool:
             raise group_error.exceptions[0] from None
 
     async def _serve(
-        self, slot: int, waiting: Iterator[str], on_value: Callable[[str, PositionValues], None]
+        self, slot: int, waiting: Iterator[str], on_value: Callable[[str, Values], None]
     ) -> None:
         for position in waiting:
             values = await self._value(slot, position)
@@ -249,14 +250,14 @@ class EnginePool:
                 reason = self.given_up[position]
                 raise EngineError(
                     f"{self._path!r} failed at {self._in_a_row} positions in a row (last reason: "
-                    f"{reason}); give another engine, or a larger engine_timeout"
+                    f"{reason}); give another engine, or a lower engine_depth"
                 )
 
-    async def _value(self, slot: int, position: str) -> PositionValues | None:
+    async def _value(self, slot: int, position: str) -> Values | None:
         for attempt in (1, 2):
             try:
                 process = self._processes[slot] = self._processes[slot] or await self._start()
-                moves = await self._search(process, position)
+                return await self._search(process, position)
             except (TimeoutError, chess.engine.EngineError, EngineError, NonsenseError) as error:
                 reason = str(error)
                 logger.warning("engine replaced at %s (try %d of 2): %s", position, attempt, reason)
@@ -264,29 +265,21 @@ class EnginePool:
             except asyncio.CancelledError:  # in the middle of a search
                 await self._discard(slot)
                 raise
-            else:
-                depth = min(depth for _, depth in list(moves.values())[:MAX_CANDIDATES])
-                values = tuple(ActionValue(move.uci(), cp) for move, (cp, _) in moves.items())
-                return PositionValues(values, depth, self.source)
         self.given_up[position] = reason
         return None
 
-    async def _search(
-        self, process: EngineProcess, position: str
-    ) -> dict[chess.Move, tuple[int, int]]:
+    async def _search(self, process: EngineProcess, position: str) -> Values:
         search = asyncio.create_task(value_moves(process, position, self._args.engine_depth))
         ended = process.returncode
         # Wait for either: python-chess would wait forever if the process dies before the search begins.
         either: list[asyncio.Future[Any]] = [search, ended]
         try:
-            await asyncio.wait(
-                either, timeout=self._args.engine_timeout, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait(either, timeout=TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
             if search.done():
                 return search.result()
             if ended.done():
                 raise EngineError(f"engine process died (exit code: {ended.result()})")
-            raise TimeoutError(f"no answer within {self._args.engine_timeout:g} s")
+            raise TimeoutError(f"no answer within {TIMEOUT_S:g} s")
         finally:
             if not search.done():
                 # In this order: python-chess fails if a cancelled search loses its process.
@@ -339,10 +332,8 @@ class NonsenseError(Exception):
     """The engine's answer cannot be right."""
 
 
-async def value_moves(
-    engine: chess.engine.Protocol, fen: str, depth: int
-) -> dict[chess.Move, tuple[int, int]]:
-    """Centipawns from the side to move and depth in plies, by move, best first.
+async def value_moves(engine: chess.engine.Protocol, fen: str, depth: int) -> Values:
+    """Centipawns from the side to move, by move, best first.
 
     Args:
         engine: It is asked about the position after each move.
@@ -352,7 +343,7 @@ async def value_moves(
     board = chess.Board(fen)
     game = object()  # a new game makes python-chess clear the hash
     first = first_depth(depth)
-    values: dict[chess.Move, tuple[int, int]] = {}
+    values: dict[chess.Move, int] = {}
     for move in board.legal_moves:
         values[move] = await _value_move(engine, board, move, first, game)
     deep: set[chess.Move] = set() if first < depth else set(values)
@@ -360,21 +351,17 @@ async def value_moves(
         for move in waiting:
             values[move] = await _value_move(engine, board, move, depth, game)
         deep.update(waiting)
-    return {move: values[move] for move in _best_first(values)}
+    return {move.uci(): values[move] for move in _best_first(values)}
 
 
-def _best_first(values: dict[chess.Move, tuple[int, int]]) -> list[chess.Move]:
-    return sorted(values, key=lambda move: -values[move][0])  # stable: equal moves keep their order
+def _best_first(values: dict[chess.Move, int]) -> list[chess.Move]:
+    return sorted(values, key=lambda move: -values[move])  # stable: equal moves keep their order
 
 
 async def _value_move(
-    engine: chess.engine.Protocol,
-    board: chess.Board,
-    move: chess.Move,
-    depth: int,
-    game: object,
-) -> tuple[int, int]:
-    """Value of a move in centipawns from the side to move, and the plies searched, the move included.
+    engine: chess.engine.Protocol, board: chess.Board, move: chess.Move, depth: int, game: object
+) -> int:
+    """Value of a move in centipawns from the side to move.
 
     Raises:
         NonsenseError: The engine's answer cannot be right.
@@ -382,7 +369,7 @@ async def _value_move(
     board.push(move)
     try:
         if not any(board.legal_moves):
-            return (MATE_CP - 1 if board.is_check() else 0), 1
+            return MATE_CP - 1 if board.is_check() else 0
         limit = chess.engine.Limit(depth=depth - 1)
         info = await engine.analyse(board, limit, game=game, info=_INFO)
     finally:
@@ -391,7 +378,7 @@ async def _value_move(
         raise NonsenseError("the answer has no score or no depth")
     if info["depth"] < depth - 1:
         raise NonsenseError("the search was less deep than asked")
-    return _value_before(info["score"].relative), info["depth"] + 1
+    return _value_before(info["score"].relative)
 
 
 def _value_before(score: chess.engine.Score) -> int:

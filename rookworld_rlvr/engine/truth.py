@@ -108,7 +108,7 @@ class PolicyTruth:
             return found
         answers = self.labeller.values([fens[index] for index in waiting])
         for index, answer in zip(waiting, answers, strict=True):
-            found[index] = None if answer is None else answer.by_move()
+            found[index] = answer
         return found
 
     def lines(self) -> list[str]:

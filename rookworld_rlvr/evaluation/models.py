@@ -148,7 +148,7 @@ class Oracle(Answerer):
         known = heldout_values() if fens else {}
         missing = [fen for fen in sorted(fens) if fen not in known]
         found = self._labeller.values(missing) if missing else []
-        more = {fen: one.by_move() for fen, one in zip(missing, found, strict=True) if one}
+        more = {fen: one for fen, one in zip(missing, found, strict=True) if one}
         return {**known, **more}
 
     @cached_property

@@ -129,7 +129,7 @@ class Round:
         with Labeller(self.engine_args) as labeller:
             found = labeller.values(list(fens))
             source = labeller.source
-        values = {fen: one.by_move() for fen, one in zip(fens, found, strict=True) if one}
+        values = {fen: one for fen, one in zip(fens, found, strict=True) if one}
         chosen = [fen for fen in fens if fen in values and is_open(values[fen], args.decided)]
         states = wrong_states(games)
         new = [policy_row(fen, values[fen]) for fen in chosen]

@@ -68,7 +68,7 @@ def _values(fen: str) -> tuple[Values | None, str]:
     except EngineError as error:
         return None, f"Stockfish: not asked ({error})"
     engine = labeller.source.engine.partition(" (")[0]
-    return values.by_move() if values else None, f"{engine}, {labeller.source.limit}."
+    return values, f"{engine}, {labeller.source.limit}."
 
 
 def position_lines(fen: str) -> Iterator[str]:

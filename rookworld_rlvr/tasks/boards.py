@@ -26,7 +26,7 @@ from chess.svg import Arrow
 
 from ..common.errors import NotationError
 from . import rules
-from .text import expand_placement, parse_move
+from .text import contract_rank, expand_placement, parse_move
 
 BOARD_SIZE = 200  # pixels of a board's side
 
@@ -90,19 +90,11 @@ def action_arrows(action: str | None) -> list[Arrow]:
 # --------------------------------------------------------------------------------------------------
 # What is drawn
 # --------------------------------------------------------------------------------------------------
-def squares_of(fen: str) -> str:
-    """Piece letters of a FEN's board by python-chess's squares, ``.`` for an empty one."""
-    letters = expand_placement(fen.split(" ")[0])
-    return "".join(letters[chess.square_mirror(square)] for square in chess.SQUARES)
-
-
-def pieces(squares: str) -> chess.BaseBoard:
-    """The board as written, even if it is not a legal position."""
-    board = chess.BaseBoard.empty()
-    for square, letter in enumerate(squares):
-        if letter != ".":
-            board.set_piece_at(square, chess.Piece.from_symbol(letter))
-    return board
+def written_board(fen: str) -> chess.BaseBoard:
+    """The board of a FEN, even if it is not a legal position."""
+    ranks = fen.split(" ")[0].split("/")
+    # python-chess refuses ``44`` for an empty rank.
+    return chess.BaseBoard("/".join(contract_rank(expand_placement(rank)) for rank in ranks))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -128,15 +120,6 @@ def draw_board(
 def _as_attributes(style: re.Match[str]) -> str:
     rules = (rule.split(":") for rule in style[1].split(";") if rule.strip())
     return " ".join(f'{name.strip()}="{value.strip()}"' for name, value in rules)
-
-
-def blank(words: str) -> str:
-    """A grey square with a few words, shown when there is no board to draw."""
-    return (
-        f'<rect width="{_SIDE}" height="{_SIDE}" fill="#d9dbde"/><text x="{_SIDE / 2:g}" '
-        f'y="{_SIDE / 2:g}" text-anchor="middle" font-family="sans-serif" font-size="32" '
-        f'fill="{WRONG}">{html.escape(words)}</text>'
-    )
 
 
 def picture(boards: Sequence[str], captions: Sequence[str], label: str) -> str:

@@ -214,7 +214,6 @@ class EnvironmentTask(Task):
     name = "environment"
     prefix = ENVIRONMENT_PREFIX
     ability = "simulates the board (`A:` prompts)"
-    components = ENVIRONMENT_COMPONENTS
     rewards = ("exact", "state", "outcome", "format")
     meanings = documented(score_environment)
     metrics = MappingProxyType(
@@ -269,7 +268,7 @@ class EnvironmentTask(Task):
         truth = rules.transition(asked.fen, asked.action)
         if answer.truncated != truth.truncated:
             return ("illegal move",)
-        return tuple(dict.fromkeys(_KINDS.get(name, name) for name in _wrong(answer, truth)))
+        return _wrong(answer, truth)
 
     def truth(self, prompt: str, values: Values | None = None) -> str:
         """See `Task`."""
@@ -294,34 +293,26 @@ class EnvironmentTask(Task):
 
         truth = rules.transition(row["fen"], row["action"])
         turn = rules.board_of(row["fen"]).turn
-        true_squares = boards.squares_of(truth.fen)
+        true_board = boards.written_board(truth.fen)
         arrows = boards.action_arrows(row["action"])
         wrong: list[chess.Square] = []
         try:
             answer = parse_environment_answer(completion)
         except NotationError as error:
-            words, mine = f"unreadable: {error.reason}", boards.blank("unreadable")
+            words, board = f"unreadable: {error.reason}", chess.BaseBoard.empty()
         else:
-            squares = boards.squares_of(answer.fen)
-            wrong = [s for s in chess.SQUARES if squares[s] != true_squares[s]]
-            words = _faults(answer, truth, len(wrong))
-            fill = dict.fromkeys(wrong, boards.WRONG + "b0")
-            mine = boards.draw_board(boards.pieces(squares), turn, fill=fill)
+            board = boards.written_board(answer.fen)
+            wrong = [s for s in chess.SQUARES if board.piece_at(s) != true_board.piece_at(s)]
+            words = f"wrong: {', '.join(_wrong(answer, truth))}" if answer != truth else "right"
+        fill = dict.fromkeys(wrong, boards.WRONG + "b0")
+        mine = boards.draw_board(board, turn, fill=fill)
         fill = dict.fromkeys(wrong, boards.TRUTH + "b0")
-        right = boards.draw_board(boards.pieces(true_squares), turn, arrows, fill)
+        right = boards.draw_board(true_board, turn, arrows, fill)
         captions = [words, f"python-chess, after {row['action']}"]
         return boards.picture([mine, right], captions, words)
 
 
 _FIELDS = ("board", "side to move", "castling", "en passant", "halfmoves", "move number")
-
-
-_KINDS = {
-    "halfmoves": "clocks",
-    "move number": "clocks",
-    "reward": "outcome",
-    "terminated": "outcome",
-}
 
 
 def answer_fields(answer: EnvironmentAnswer) -> dict[str, str | float | bool]:
@@ -338,14 +329,6 @@ def _wrong(answer: EnvironmentAnswer, truth: EnvironmentAnswer) -> list[str]:
     """The fields of an answer that are wrong."""
     true = answer_fields(truth)
     return [name for name, mine in answer_fields(answer).items() if mine != true[name]]
-
-
-def _faults(answer: EnvironmentAnswer, truth: EnvironmentAnswer, squares: int) -> str:
-    """What is wrong with an answer, in one line."""
-    names = [name for name in _wrong(answer, truth) if name != "board"]
-    if squares:
-        names.insert(0, f"{squares} square{'s' if squares > 1 else ''}")
-    return f"wrong: {', '.join(names)}" if names else "right"
 
 
 ENVIRONMENT = EnvironmentTask()

@@ -21,7 +21,6 @@ class FillInTask(Task):
     name = "fill_in"
     prefix = FILL_IN_PREFIX
     ability = "fills in what is hidden in a record (`F:` prompts)"
-    components = ("format", "exact", "similarity")
     rewards = ("exact", "similarity", "format")
     metrics = MappingProxyType(
         {

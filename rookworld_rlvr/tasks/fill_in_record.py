@@ -40,9 +40,7 @@ from .environment import (
 )
 from .task import BELOW_EXACT
 from .text import (
-    CASTLING,
     COUNTER,
-    EN_PASSANT,
     ENVIRONMENT_PREFIX,
     FILL_IN_PREFIX,
     clean,
@@ -126,17 +124,23 @@ _COLUMN_FIELDS: Mapping[str, FillInField] = {
 }
 
 
+_VALUES: Mapping[FillInField, Sequence[str]] = {
+    "side_to_move": ["w", "b"],
+    "castling": ["".join(some) or "-" for n in range(5) for some in combinations("KQkq", n)],
+    "en_passant": ["-", *map("".join, product("abcdefgh", "36"))],
+    "reward": ["0.001", "0.5", "1.0", "-1.0"],
+    "flags": ["0", "1"],
+}
+"""All values of the fields that have few."""
+
+
 _UNMASKED: Mapping[FillInField, str] = {  # a valid value for each field
+    **{field: values[0] for field, values in _VALUES.items()},
     "action": "e2e4",
     "next_state": "8/8/8/8/8/8/8/8 w - - 0 1",
     "rank": "8",
-    "side_to_move": "w",
-    "castling": "-",
-    "en_passant": "-",
     "clocks": "0",
     "history": "e2e4",
-    "reward": "0.0",
-    "flags": "0",
 }
 
 
@@ -214,18 +218,15 @@ def parse_fill_in_answer(field: FillInField, text: str) -> str:
             return parse_fen(text)
         case "reward":
             return write_decimal(parse_decimal(text))
-    if not (is_rank(text) if field == "rank" else re.fullmatch(_FORMS[field], text)):
+        case "rank":
+            is_value = is_rank(text)
+        case "clocks":
+            is_value = COUNTER.fullmatch(text) is not None
+        case _:
+            is_value = text in _VALUES[field]
+    if not is_value:
         raise NotationError(f"not a value of the field {field}", text)
     return text
-
-
-_FORMS: Mapping[FillInField, str | re.Pattern[str]] = {
-    "side_to_move": "[wb]",
-    "castling": CASTLING,
-    "en_passant": EN_PASSANT,
-    "clocks": COUNTER,
-    "flags": "[01]",
-}
 
 
 def _masked_part(column: str, text: str) -> tuple[FillInField, int | None]:
@@ -449,16 +450,6 @@ def replay(moves: tuple[str, ...]) -> str | None:
 # --------------------------------------------------------------------------------------------------
 # Candidates: they include every consistent answer
 # --------------------------------------------------------------------------------------------------
-_VALUES: Mapping[FillInField, Sequence[str]] = {
-    "side_to_move": "wb",
-    "castling": ["".join(some) or "-" for n in range(5) for some in combinations("KQkq", n)],
-    "en_passant": ["-", *map("".join, product("abcdefgh", "36"))],
-    "reward": ["0.001", "0.5", "1.0", "-1.0"],
-    "flags": "01",
-}
-"""All values of the fields that have few."""
-
-
 def _candidates(prompt: FillInPrompt) -> Iterable[str]:
     """Answers to try.
 
@@ -595,16 +586,12 @@ def draw_record(prompt: str, completion: str) -> str:
     record = parse_fill_in_prompt(prompt)
     fits = fitting(record)
     asked, _ = filled(record.columns, fits[0])
-    best = fits[0]
     try:
         answer = parse_fill_in_answer(record.field, completion)
+        verdict = "right" if answer in fits else "wrong"
+        words = f"{verdict}: {record.field.replace('_', ' ')} {answer}"
     except NotationError as error:
         words = f"unreadable: {error.reason}"
-    else:
-        best = answer if answer in fits else best
-        words = (
-            f"{'right' if answer in fits else 'wrong'}: {record.field.replace('_', ' ')} {answer}"
-        )
     others = f", or {len(fits) - 1} more" if len(fits) > 1 else ""
-    words += f"; fits: {best}{others}"
+    words += f"; fits: {fits[0]}{others}"
     return boards.position_board(asked.fen, boards.action_arrows(asked.action), caption=words)

@@ -277,7 +277,6 @@ class PolicyTask(Task):
     name = "policy"
     prefix = POLICY_PREFIX
     ability = "plays chess (`P:` prompts)"
-    components = POLICY_COMPONENTS
     rewards = _REWARDS
     meanings = documented(score_policy)
     metrics = MappingProxyType(

@@ -95,8 +95,7 @@ class Task(ABC):
         name: Its name in configurations and rows; the names of its rewards and metrics begin with it.
         prefix: What its rows and prompts begin with.
         ability: What a model that has learned the task can do, for a model card.
-        components: Names of its scores, each in [0, 1]; ``format`` is 1 if the answer can be read.
-        rewards: The components that are also rewards, named ``<name>_<component>``.
+        rewards: The components of its scores that are also rewards, named ``<name>_<component>``.
         meanings: What components measure, see `documented`; a task may leave them out.
         metrics: Held-out metrics by name; dashboards show ``<name>/<metric>``.
         headline: The most important metric.
@@ -111,7 +110,6 @@ class Task(ABC):
     name: ClassVar[str]
     prefix: ClassVar[str]
     ability: ClassVar[str]
-    components: ClassVar[Sequence[str]] = ("format", "exact")
     rewards: ClassVar[Sequence[str]] = ("exact",)
     meanings: ClassVar[Mapping[str, str]] = MappingProxyType({})
     metrics: ClassVar[Mapping[str, Metric]] = {"exact": Metric("exact")}

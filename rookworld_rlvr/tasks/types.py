@@ -78,19 +78,6 @@ class ValueSource:
     limit: str  # depth or nodes of the search
 
 
-@dataclass(frozen=True, slots=True)
-class PositionValues:
-    """What every legal move of a position is worth, and where the values come from."""
-
-    values: tuple[ActionValue, ...]  # one per legal move, best first
-    depth: int  # plies to which each of the best five moves was searched; fewer if the game ends
-    source: ValueSource
-
-    def by_move(self) -> dict[str, int]:
-        """The value of each move, in centipawns from the side to move."""
-        return {value.move: value.cp for value in self.values}
-
-
 Score = Mapping[str, float]
 """Scores of one answer by component; `format` is 0 if the answer cannot be read."""
 

@@ -96,7 +96,7 @@ class Desk:
             if self.engine is None:
                 return self._stored.get(fen)
             (found,) = self.engine.values([fen])
-        return found.by_move() if found else None
+            return found
 
     @cached_property
     def engine(self) -> Labeller | None:

@@ -216,11 +216,11 @@ def test_rows_beside_their_action_values(audited: Any) -> None:
 # --------------------------------------------------------------------------------------------------
 KINDS = {
     "board": E4.replace("/4P3/8/PPPP1PPP", "/3P4/8/PPPP1PPP"),
-    "side_to_move": E4.replace(" b KQkq", " w KQkq"),
-    "castling_rights": E4.replace("b KQkq", "b KQk"),
-    "en_passant": E4.replace("b KQkq -", "b KQkq e3"),
-    "halfmove_clock": E4.replace("b KQkq - 0 1", "b KQkq - 1 1"),
-    "fullmove_number": E4.replace("b KQkq - 0 1", "b KQkq - 0 2"),
+    "side to move": E4.replace(" b KQkq", " w KQkq"),
+    "castling": E4.replace("b KQkq", "b KQk"),
+    "en passant": E4.replace("b KQkq -", "b KQkq e3"),
+    "halfmoves": E4.replace("b KQkq - 0 1", "b KQkq - 1 1"),
+    "move number": E4.replace("b KQkq - 0 1", "b KQkq - 0 2"),
     "reward": E4.replace("0.001", "0.01"),
     "terminated": E4.replace("+0+0", "+1+0"),
     "truncated": E4.replace("+0+0", "+0+1"),
@@ -271,7 +271,7 @@ def test_illegal_moves_that_are_played_on(audited: Any) -> None:
     assert environment["after_illegal_move"]["white"] == share(0.25, 4)  # AFTER_A_LEAP
     assert environment["wrong_answer"]["white"] == share(0.25, 4)  # no generator's rule explains it
     differing = {kind for kind in KINDS if any(s["mean"] for s in environment[kind].values())}
-    assert differing == {"halfmove_clock"}
+    assert differing == {"halfmoves"}
 
 
 def test_the_real_generators_rows(real_data: Path) -> None:
@@ -322,7 +322,7 @@ def test_every_finding_names_a_check_and_its_repair(audited: Any) -> None:
     ("row", "words", "repair"),
     [
         (white(9, moves="g2g4 e2e4"), "M names an illegal move: White 5.3% of 19", "policy"),
-        (KINDS["en_passant"], "contradicts python-chess: White 100.0% of 1", "environment"),
+        (KINDS["en passant"], "contradicts python-chess: White 100.0% of 1", "environment"),
         (E5, "1 rows with the prompt of an earlier one", "duplicates"),
         (labelled(black(1, "5.0 3.9")), "error of E, in pawns: Black 3.50 of 1", "policy"),
         (labelled(black(1, "-1.0 -0.9")), "E has the right sign: Black 0.0% of 1", "policy"),
@@ -351,7 +351,7 @@ def test_a_repair_that_was_made_is_not_advised_again(
         *(black(n, best="f7f5") for n in range(8)),
         *(white(n, "0.5 1.0", moves="g2g4 e2e4") for n in range(8)),
         white(9, "1.0"),
-        KINDS["en_passant"],
+        KINDS["en passant"],
         *(KINGS_LEAP, EMPTY_SQUARE, NO_KING, AFTER_A_LEAP),
         E4,
         E4,

@@ -162,7 +162,7 @@ def test_the_packaged_values_are_the_engines(packaged: LoadedData) -> None:
     for row, values in zip(rows, found, strict=True):
         assert values is not None
         stored = [(value["move"], value["cp"]) for value in row["action_values"]]
-        assert stored == [(value.move, value.cp) for value in values.values]
+        assert stored == list(values.items())
 
 
 # --------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.engine.labeller import Labeller, ValueCache
-from rookworld_rlvr.tasks.types import ActionValue, PositionValues, ValueSource
+from rookworld_rlvr.tasks.types import Values, ValueSource
 
 from ..engines import POSITIONS, engine_arguments
 
@@ -24,9 +24,8 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "folder" / "values.sqlite"
 
 
-def made_up(number: int = 0, source: ValueSource = SOURCE) -> PositionValues:
-    values = (ActionValue("e2e4", 99_999), ActionValue("a7a8q", number), ActionValue("a7a8n", -5))
-    return PositionValues(values, depth=4, source=source)
+def made_up(number: int = 0) -> Values:
+    return {"e2e4": 99_999, "a7a8q": number, "a7a8n": -5}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -41,9 +40,9 @@ def test_values_of_another_engine_or_limit_are_others(file: Path, other: ValueSo
     mine, theirs = ValueCache(file, SOURCE), ValueCache(file, other)
     mine.put("one", made_up(1))
     assert theirs.get(["one"]) == {}
-    theirs.put("one", made_up(2, other))
+    theirs.put("one", made_up(2))
     assert mine.get(["one"]) == {"one": made_up(1)}
-    assert theirs.get(["one"]) == {"one": made_up(2, other)}
+    assert theirs.get(["one"]) == {"one": made_up(2)}
     mine.close()
     theirs.close()
 
@@ -54,7 +53,7 @@ def test_values_of_another_engine_or_limit_are_others(file: Path, other: ValueSo
 WRITER = """
 import itertools, sys
 from rookworld_rlvr.engine.labeller import ValueCache
-from rookworld_rlvr.tasks.types import ActionValue, PositionValues, ValueSource
+from rookworld_rlvr.tasks.types import ValueSource
 
 path, engine, limit, name, count = sys.argv[1:]
 source = ValueSource(engine, limit)
@@ -62,9 +61,9 @@ print("ready", flush=True)
 sys.stdin.readline()
 cache = ValueCache(path, source)
 for n in itertools.islice(itertools.count(), int(count) or None):
-    values = (ActionValue("e2e4", 99_999), ActionValue("a7a8q", n), ActionValue("a7a8n", -5))
+    values = {"e2e4": 99_999, "a7a8q": n, "a7a8n": -5}
     for position in (f"{name} {n}", f"common {n}"):
-        cache.put(position, PositionValues(values, 4, source))
+        cache.put(position, values)
     print(n, flush=True)
 """
 

@@ -25,7 +25,7 @@ from rookworld_rlvr.engine import pool as engine
 from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.engine.labeller import Labeller, position_asked
 from rookworld_rlvr.engine.pool import find_engine
-from rookworld_rlvr.tasks.types import PositionValues
+from rookworld_rlvr.tasks.types import Values
 
 from ..engines import (
     DEEDS,
@@ -39,7 +39,7 @@ from ..engines import (
     wait_until,
 )
 
-Truth = dict[str, PositionValues]
+Truth = dict[str, Values]
 
 
 @pytest.fixture(autouse=True)
@@ -87,9 +87,7 @@ def test_values_depend_neither_on_order_nor_company_nor_processes(
 
 def test_the_source_names_engine_options_and_limit(stockfish: str) -> None:
     with Labeller(engine_arguments(stockfish)) as labeller:
-        (values,) = labeller.values([POSITIONS[0]])
         source = labeller.source
-    assert values is not None and values.source == source
     said = subprocess.run(
         [stockfish], input="uci\nquit\n", capture_output=True, text=True, check=True
     ).stdout
@@ -147,7 +145,7 @@ def test_a_position_that_stands_twice_is_asked_once(stockfish: str, truth: Truth
 
 
 def test_several_threads_may_ask_at_once(stockfish: str, truth: Truth) -> None:
-    got: dict[int, list[PositionValues | None]] = {}
+    got: dict[int, list[Values | None]] = {}
     with Labeller(engine_arguments(stockfish, engine_workers=2)) as labeller:
 
         def ask(name: int) -> None:
@@ -168,8 +166,9 @@ def test_several_threads_may_ask_at_once(stockfish: str, truth: Truth) -> None:
 HANGS = {"is silent", "is deaf", "plays an illegal move"}
 
 
-def timeout_for(deed: str) -> dict[str, float]:
-    return {"engine_timeout": 1.0} if deed in HANGS else {}
+def wait_little(deed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if deed in HANGS:
+        monkeypatch.setattr(engine, "TIMEOUT_S", 1.0)
 
 
 @pytest.mark.parametrize("deed", sorted(DEEDS))
@@ -178,10 +177,12 @@ def test_an_engine_that_misbehaves_is_replaced_and_no_value_differs(
     tmp_path: Path,
     truth: Truth,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
     deed: str,
 ) -> None:
+    wait_little(deed, monkeypatch)
     path = misbehaving(tmp_path, stockfish, deed, when="count == 8")  # in the second pass
-    with Labeller(engine_arguments(path, **timeout_for(deed))) as labeller:
+    with Labeller(engine_arguments(path)) as labeller:
         assert labeller.values(POSITIONS) == [truth[position] for position in POSITIONS]
         assert labeller.given_up == {}
         assert labeller.searched == len(POSITIONS)
@@ -194,7 +195,7 @@ def test_an_engine_that_was_killed_between_two_calls_is_replaced_without_a_wait(
     stockfish: str, truth: Truth, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = children()
-    with Labeller(engine_arguments(stockfish, engine_timeout=5.0)) as labeller:
+    with Labeller(engine_arguments(stockfish)) as labeller:
         assert labeller.values(POSITIONS[:1]) == [truth[POSITIONS[0]]]
         (pid,) = children() - before
         os.kill(pid, signal.SIGKILL)
@@ -222,11 +223,17 @@ def at(*positions: str) -> str:
     ],
 )
 def test_a_position_that_fails_twice_is_given_up_and_the_others_are_not(
-    stockfish: str, tmp_path: Path, truth: Truth, deed: str, reason: str
+    stockfish: str,
+    tmp_path: Path,
+    truth: Truth,
+    monkeypatch: pytest.MonkeyPatch,
+    deed: str,
+    reason: str,
 ) -> None:
+    wait_little(deed, monkeypatch)
     bad, cache = POSITIONS[2], str(tmp_path / "values.sqlite")
     path = misbehaving(tmp_path, stockfish, deed, when=at(bad))
-    with Labeller(engine_arguments(path, engine_cache=cache, **timeout_for(deed))) as labeller:
+    with Labeller(engine_arguments(path, engine_cache=cache)) as labeller:
         values = labeller.values(POSITIONS)
         assert values == [None if p == bad else truth[p] for p in POSITIONS]
         assert list(labeller.given_up) == [bad]

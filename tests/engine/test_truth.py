@@ -51,7 +51,7 @@ def test_the_real_engine_is_opened_where_it_is_needed(stockfish: str) -> None:
     assert truth.labeller is not None
     values = truth.values(POSITIONS, [None] * len(POSITIONS))
     truth.labeller.close()
-    assert values == [value.by_move() for value in found if value is not None]
+    assert values == found
 
 
 @pytest.mark.parametrize(("labels", "unlabelled"), [("stored", 9), ("stored_or_engine", 0)])

@@ -15,7 +15,7 @@ from rookworld_rlvr.engine.pool import (
     EngineProcess,
     value_moves,
 )
-from rookworld_rlvr.tasks.types import PositionValues
+from rookworld_rlvr.tasks.types import Values
 
 from ..engines import START, engine_arguments
 
@@ -27,7 +27,7 @@ def deep(stockfish: str) -> Iterator[Labeller]:
         yield labeller
 
 
-def valued(labeller: Labeller, fen: str) -> PositionValues:
+def valued(labeller: Labeller, fen: str) -> Values:
     (values,) = labeller.values([fen])
     assert values is not None
     return values
@@ -41,7 +41,7 @@ def valued(labeller: Labeller, fen: str) -> PositionValues:
 def test_mate_in_two(deep: Labeller) -> None:
     # Morphy's: 1. Ra6 bxa6 2. b7, or 1. ... B any 2. Rxa7.
     values = valued(deep, "kbK5/pp6/1P6/8/8/8/8/R7 w - - 0 1")
-    assert (values.values[0].move, values.values[0].cp) == ("a1a6", 99_998)
+    assert next(iter(values.items())) == ("a1a6", 99_998)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ def test_mates_are_those_of_a_search_of_all_moves_at_once(
         for move, score in seen.items()
         if score.is_mate() and abs(score.mate() or 0) <= 2
     }
-    mine = valued(deep, fen).by_move()
+    mine = valued(deep, fen)
     assert near
     assert {move: mine[move] for move in near} == near
 
@@ -106,9 +106,8 @@ class ScriptedEngine:
         return [move for move, asked in self.asked if asked == size]
 
 
-def run(engine: ScriptedEngine, fen: str = START, depth: int = 6) -> dict[str, tuple[int, int]]:
-    values = asyncio.run(value_moves(engine, fen, depth))  # type: ignore[arg-type]
-    return {move.uci(): value for move, value in values.items()}
+def run(engine: ScriptedEngine, fen: str = START, depth: int = 6) -> Values:
+    return asyncio.run(value_moves(engine, fen, depth))  # type: ignore[arg-type]
 
 
 def by_alphabet(move: str, size: int) -> chess.engine.Cp:
@@ -125,9 +124,7 @@ def test_all_moves_are_searched_shallow_and_the_best_five_to_the_full() -> None:
     assert sorted(engine.moves_asked(3)) == ALPHABET
     assert engine.moves_asked(5) == ALPHABET[:5]
     assert len(engine.asked) == 25
-    assert list(values.items()) == [
-        (move, (-index, 6 if index < 5 else 4)) for index, move in enumerate(ALPHABET)
-    ]
+    assert list(values.items()) == [(move, -index) for index, move in enumerate(ALPHABET)]
 
 
 def test_the_best_five_are_searched_on_until_all_of_them_were_searched_to_the_full() -> None:
@@ -144,15 +141,15 @@ def test_the_best_five_are_searched_on_until_all_of_them_were_searched_to_the_fu
     assert engine.moves_asked(5) == ALPHABET[:11]
     best = list(values)[:5]
     assert best == [ALPHABET[4], *ALPHABET[7:11]]
-    assert [values[move] for move in best] == [(-ALPHABET.index(move), 6) for move in best]
-    assert [values[move] for move in ALPHABET[:4]] == [(-1_000 - i, 6) for i in range(4)]
+    assert [values[move] for move in best] == [-ALPHABET.index(move) for move in best]
+    assert [values[move] for move in ALPHABET[:4]] == [-1_000 - i for i in range(4)]
 
 
 def test_a_move_that_ends_the_game_is_not_searched() -> None:
     engine = ScriptedEngine(lambda move, size: chess.engine.Cp(50))
     values = run(engine, "k7/8/1K6/8/8/8/8/2Q5 w - - 0 1")
-    assert values["c1c8"] == (99_999, 1)  # mate
-    assert values["c1c7"] == (0, 1)  # stalemate
+    assert values["c1c8"] == 99_999  # mate
+    assert values["c1c7"] == 0  # stalemate
     assert not {"c1c7", "c1c8"} & {move for move, _ in engine.asked}
 
 
@@ -177,7 +174,7 @@ def test_all_searches_of_a_position_belong_to_one_game_and_the_next_position_to_
 )
 def test_a_moves_worth_from_the_score_of_the_answer(answer: chess.engine.Score, cp: int) -> None:
     values = run(ScriptedEngine(lambda move, size: answer))
-    assert {worth for worth, _ in values.values()} == {cp}
+    assert set(values.values()) == {cp}
 
 
 def test_only_the_last_info_of_a_search_is_heard() -> None:

@@ -229,9 +229,7 @@ def test_the_engine_and_its_values_stored_give_the_same_rewards(stockfish: str) 
     with Labeller(args) as labeller:
         values = labeller.values([prompt.removeprefix("P: ") for prompt in prompts])
     column = [
-        [{"move": value.move, "cp": value.cp} for value in one.values]
-        for one in values
-        if one is not None
+        [{"move": move, "cp": cp} for move, cp in one.items()] for one in values if one is not None
     ]
     specs = [*POLICY_ONLY, "graduated"]
     rewards = {}

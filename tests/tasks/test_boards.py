@@ -93,7 +93,7 @@ def test_an_environment_answer_has_its_wrong_squares_marked() -> None:
     assert marked(picture, "#d42a1e") == squares
     assert marked(picture, "#1c8f4d") == squares
     assert pieces(picture) == 64, "32 pieces on each of two boards"
-    assert words(picture).startswith("wrong: 4 squares, side to move python-chess, after e2e4")
+    assert words(picture).startswith("wrong: board, side to move python-chess, after e2e4")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ ACTION = f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+0.001+0+0+"
         (RANK, " 3P4", "wrong: rank 3P4; fits: 4P3"),
         (RANK, " 4P3", "right: rank 4P3; fits: 4P3"),
         (ACTION, " e2e5", "wrong: action e2e5; fits: e2e4"),
-        (CASTLING, "e1h1", "right: action e1h1; fits: e1h1, or 1 more"),
+        (CASTLING, "e1h1", "right: action e1h1; fits: e1g1, or 1 more"),
     ],
 )
 def test_a_fill_in_answer_is_named_below_the_state(prompt: str, answer: str, said: str) -> None:

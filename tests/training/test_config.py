@@ -92,7 +92,11 @@ class TestFaults:
             ({"tasks": ["polcy"]}, (), ["polcy", "policy"]),
             ({"synthetic_shares": {"openings": 0.5}}, (), ["add up to 0.5"]),
             ({"metric_for_best_model": "environment/exat"}, (), ["environment/exact"]),
-            ({"metric_for_best_model": "rewards/x"}, (), ["does not choose; give overall"]),
+            (
+                {"metric_for_best_model": "rewards/x"},
+                (),
+                ["is not a held-out metric; give overall"],
+            ),
             ({"disable_dropout": False}, (), ["disable_dropout"]),
             ({"synthetic_rows": None}, (), ["synthetic_rows", "value is missing"]),
             ({"load_in_4bit": True}, (), ["load_in_4bit"]),

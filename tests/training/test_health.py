@@ -82,7 +82,7 @@ def evaluation(environment: float, policy: float) -> Log:
         ("nothing_parses", "eval_policy/format", 0.0, "0%", "1%", "model_name_or_path"),
         ("truncated", "completions/clipped_ratio", 0.5, "50%", "10%", "max_completion_length"),
         ("unscored", "health/unscored", 0.25, "25%", "1%", "rewards"),
-        ("engine_failures", "engine/given_up", 3.0, "3", "0", "engine_timeout"),
+        ("engine_failures", "engine/given_up", 3.0, "3", "0", "engine_depth"),
         ("gradient_not_finite", "grad_norm", math.nan, "nan", "finite", "learning_rate"),
         ("gradient_zero", "grad_norm", 0.0, "0", "0", "num_generations"),
         ("judge_constant", "judge/judge_a/std", 1e-4, "0.0001", "0.001", "rewards"),

@@ -18,7 +18,7 @@ from accelerate.utils import broadcast_object_list
 from ...common.errors import EngineError
 from ...common.stats import Estimate, wilson
 from ...engine.arguments import EngineArguments
-from ...engine.pool import HASH_MB, find_engine
+from ...engine.pool import HASH_MB, TIMEOUT_S, find_engine
 from ...inference.model import Choice, choose, policy_prompt, reply_of
 from ...models.decoding import Decoding
 from ...tasks.policy import parse_policy_answer
@@ -255,7 +255,7 @@ class SkilledEngine:
     from the first. It forgets each position before the next.
 
     Args:
-        args: The program, and the seconds after which it counts as hanging.
+        args: The program.
 
     Attributes:
         name: The engine's.
@@ -268,7 +268,7 @@ class SkilledEngine:
 
     def __init__(self, args: EngineArguments) -> None:
         # A time, which depth 1 never needs: without one, `play` would wait for ever.
-        self._limit = chess.engine.Limit(depth=1, time=args.engine_timeout)
+        self._limit = chess.engine.Limit(depth=1, time=TIMEOUT_S)
         self._engine: chess.engine.SimpleEngine | None = None
         self._path = args.engine_path
         self.name = from_main(self._start)

@@ -411,11 +411,11 @@ def test_an_engine_without_levels_leaves_the_suite_out(
     ("deed", "reason"), [("is deaf", "no answer in time"), ("dies", "engine process died")]
 )
 def test_an_engine_that_fails_ends_the_run_with_the_reason(
-    deed: str, reason: str, stockfish: str, tmp_path: Path
+    deed: str, reason: str, stockfish: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(matches, "TIMEOUT_S", 1.0)
     path = misbehaving(tmp_path, stockfish, deed, when="count > 2")
-    arguments = engine_arguments(path, engine_timeout=1.0)
-    suite = VersusStockfishSuite(2, 0, arguments)
+    suite = VersusStockfishSuite(2, 0, engine_arguments(path))
     with pytest.raises(EngineError, match=reason):
         suite.run(RandomMover())
 
