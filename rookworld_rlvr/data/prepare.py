@@ -133,6 +133,11 @@ class PrepareArguments(PositionArguments, RowArguments, LabelArguments):
         made = self.synthetic_rows, self.synthetic_policy_rows, self.synthetic_fill_in_rows
         if not (self.dataset_name or any(made)):
             faults.append("dataset_name: missing, and no synthetic rows to make; give one of them")
+        if self.labels == "stored" and self.synthetic_policy_rows:
+            faults.append(
+                "labels: 'stored' leaves synthetic_policy_rows without answers; set labels: "
+                "stored_or_engine, or leave synthetic_policy_rows out"
+            )
         if self.hub_dataset_id is not None and self.hub_dataset_id.count("/") != 1:
             faults.append(f"hub_dataset_id: {self.hub_dataset_id!r} is not a Hub id (owner/name)")
         return faults

@@ -45,8 +45,12 @@ def training_metrics() -> tuple[str, ...]:
 
 def unknown_metric(name: str, known: Collection[str], prefix: str = "") -> str:
     """Why a metric cannot choose a checkpoint or a trial, and which can, as the end of a message."""
+    if name.removeprefix("eval/").removeprefix("eval_").startswith("rewards/"):
+        why = "a reward of your own is measured, but does not choose"
+    else:
+        why = "not a held-out metric"
     usual = ", ".join(prefix + metric for metric in ("overall", *headlines().values()))
-    return f"{name!r} is not a held-out metric{close_matches(name, known) or f'; give {usual}'}"
+    return f"{name!r} is {why}{close_matches(name, known) or f'; give {usual}'}"
 
 
 def kind_of(name: str) -> Kind:

@@ -95,7 +95,7 @@ class TestFaults:
             (
                 {"metric_for_best_model": "rewards/x"},
                 (),
-                ["is not a held-out metric; give overall"],
+                ["does not choose; give overall"],
             ),
             ({"disable_dropout": False}, (), ["disable_dropout"]),
             ({"synthetic_rows": None}, (), ["synthetic_rows", "value is missing"]),
