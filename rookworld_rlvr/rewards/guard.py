@@ -61,6 +61,7 @@ class RewardGuard:
         self._calls: list[_Call] = []
         self._shown: set[str] = set()  # rewards whose failure was shown
         self._names: list[str] = []  # TRL's of the functions, some perhaps twice
+        self._columns: dict[str, set[str]] = {}  # what each reward has logged by completion
 
     def around(self, reward_funcs: Any) -> Any:
         """Reward functions, guarded; models and names are left as they are."""
@@ -96,8 +97,14 @@ class RewardGuard:
         return made
 
     def _kept(self, call: _Call) -> list[float | None]:
-        """The rewards of a call; its first failure is shown."""
+        """The rewards of a call, with all its columns logged; its first failure is shown."""
         self._calls.append(call)
+        known = self._columns.setdefault(call.name, set())
+        for column in sorted(
+            known - call.logged
+        ):  # TRL would show an earlier batch's beside these rows
+            call.log_extra(column, [None] * call.size)
+        known |= call.logged
         if call.error is not None:
             self.faults.append(str(call.error))
             if call.name not in self._shown:
@@ -169,6 +176,7 @@ class _Call:
         rewards: A number or None for each row.
         unscored: The rows that the reward failed on.
         error: The first failure.
+        logged: The columns that the function has logged by completion.
     """
 
     def __init__(self, name: str, func: Any, inputs: Mapping[str, Any]) -> None:
@@ -177,13 +185,20 @@ class _Call:
         self.rewards: list[float | None] = [None] * self.size
         self.unscored: set[int] = set()
         self.error: RookWorldError | None = None
+        self.logged: set[str] = set()
         self._raised = False
         self._func = func
         self._inputs = inputs
 
+    def log_extra(self, column: str, values: Sequence[Any]) -> None:
+        """Hand TRL a column."""
+        self.logged.add(column)
+        self._inputs["log_extra"](column, values)
+
     def pieces(self) -> Iterator[tuple[range, dict[str, Any]]]:
         """Rows and inputs: of the whole batch; if that raises, of each prompt by itself."""
-        yield range(self.size), dict(self._inputs)
+        logs = {"log_extra": self.log_extra} if "log_extra" in self._inputs else {}
+        yield range(self.size), {**self._inputs, **logs}
         prompts = self._inputs["prompts"]
         groups = [[*rows] for _, rows in groupby(range(self.size), key=prompts.__getitem__)]
         if not self._raised or getattr(self._func, "is_packaged", False) or len(groups) == 1:
@@ -294,6 +309,6 @@ def checked(name: str, values: Any, size: int) -> list[float | RookWorldError | 
 def _is_finite(value: Any) -> bool:
     """Whether a value is a finite number; numbers of NumPy and PyTorch are, texts are not."""
     try:
-        return math.isfinite(value)
+        return not isinstance(value, str | bytes) and math.isfinite(value)
     except Exception:  # what a user's function returns may raise anything, as a vector does
         return False

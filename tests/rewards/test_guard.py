@@ -132,6 +132,23 @@ def test_rows_of_other_tasks_are_not_lost() -> None:
     assert metrics["rewards/reward/unscored"] == 0.5 and rewards.isnan().all()
 
 
+def test_a_call_that_logs_nothing_does_not_leave_an_earlier_batch_beside_its_rows() -> None:
+    turns = iter((False, True))
+
+    def reward(completions: list[str], log_extra: Any, **_: Any) -> Any:
+        if len(completions) == len(COMPLETIONS) and next(turns):
+            raise KeyError("planted")
+        log_extra("text", completions)
+        return numbers(completions)
+
+    guard, extra = RewardGuard(RewardFaultArguments()), []
+    (guarded,) = guard.around([reward])
+    for _ in range(2):
+        given = {"log_extra": lambda name, values: extra.append(values), "trainer_state": None}
+        guarded(prompts=PROMPTS, completions=COMPLETIONS, **given)
+    assert extra == [COMPLETIONS, [None] * len(COMPLETIONS)]
+
+
 def test_two_functions_of_one_name_fail_on_rows_of_their_own() -> None:
     first, second = (functools.partial(failing_at(text)) for text in ("zz", "b0"))
     scored = Scored(first, second)
