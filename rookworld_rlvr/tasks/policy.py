@@ -20,7 +20,7 @@ from .text import (
     parse_move,
     write_decimal,
 )
-from .types import MATE_CP, ActionValue, EnvironmentPrompt, PolicyAnswer, Score, Values
+from .types import MATE_CP, EnvironmentPrompt, PolicyAnswer, Score, Values
 
 MAX_CANDIDATES = 5
 
@@ -236,23 +236,19 @@ def _consistency(answer: PolicyAnswer) -> float:
     return (named + highest + paired + distinct) / 4
 
 
-def policy_reference(
-    fen: str, values: Sequence[ActionValue], draw: random.Random | None = None
-) -> PolicyAnswer:
+def policy_reference(fen: str, values: Values, draw: random.Random | None = None) -> PolicyAnswer:
     """The right answer to a policy prompt, written like the public data but with the right `B`.
 
     Args:
         fen: The position.
-        values: All legal moves, best first.
+        values: Of all legal moves.
         draw: Shuffles `M`; None shuffles by the position, which always gives the same text.
     """
-    top = list(values[:MAX_CANDIDATES])
+    best_first = sorted(values, key=lambda move: -values[move])
+    top = best_first[:MAX_CANDIDATES]
     (draw or random.Random(fen)).shuffle(top)
-    return PolicyAnswer(
-        moves=tuple(value.move for value in top),
-        evaluations=tuple(value.cp / 100 for value in top),
-        best_move=values[0].move,
-    )
+    evaluations = tuple(values[move] / 100 for move in top)
+    return PolicyAnswer(tuple(top), evaluations, best_first[0])
 
 
 _KINDS = {
@@ -350,9 +346,7 @@ class PolicyTask(Task):
         """See `Task`: the moves of `M` in random order; without `draw` always in the same."""
         if values is None:
             return None
-        best_first = sorted(values.items(), key=lambda item: -item[1])
-        ordered = [ActionValue(move, cp) for move, cp in best_first]
-        return write_policy_answer(policy_reference(parse_policy_prompt(prompt), ordered, draw))
+        return write_policy_answer(policy_reference(parse_policy_prompt(prompt), values, draw))
 
     def choices(
         self, completion: str, values: Values | None

@@ -63,14 +63,6 @@ class EnvironmentAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class ActionValue:
-    """What one legal move is worth."""
-
-    move: str  # UCI
-    cp: int  # centipawns from the side to move; mates are ±(MATE_CP - moves to mate)
-
-
-@dataclass(frozen=True, slots=True)
 class ValueSource:
     """Where values of moves come from."""
 

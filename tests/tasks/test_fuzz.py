@@ -41,7 +41,6 @@ from rookworld_rlvr.tasks.registry import split_row, task_of
 from rookworld_rlvr.tasks.text import clean
 from rookworld_rlvr.tasks.types import (
     FILL_IN_FIELDS,
-    ActionValue,
     EnvironmentPrompt,
     PolicyAnswer,
 )
@@ -330,10 +329,10 @@ def test_the_reference_analysis_is_perfect_for_every_policy_reward(
         st.lists(st.integers(-99_999, 99_999), min_size=len(moves), max_size=len(moves))
     )
     cps.sort(reverse=True)
-    values = [ActionValue(move, cp) for move, cp in zip(moves, cps, strict=True)]
+    values = dict(zip(moves, cps, strict=True))
     answer = write_policy_answer(policy_reference(board.fen(), values))
     prompt = write_policy_prompt(board.fen())
-    column = [[{"move": value.move, "cp": value.cp} for value in values]]
+    column = [[{"move": move, "cp": cp} for move, cp in values.items()]]
     for name in RANGES:
         if not name.startswith(("environment_", "fill_in_")) and name != "asymmetric":
             assert REWARDS[name]([prompt], [answer], column) == [1.0], name

@@ -19,7 +19,7 @@ from rookworld_rlvr.tasks.policy import (
     write_policy_answer,
 )
 from rookworld_rlvr.tasks.registry import score_row
-from rookworld_rlvr.tasks.types import ActionValue, Score
+from rookworld_rlvr.tasks.types import Score
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
@@ -243,9 +243,8 @@ def test_consistency_is_the_share_of_four_rules(completion: str, share: float) -
 
 
 def test_the_reference_is_the_engines_top_five_with_the_right_best_move() -> None:
-    values = [ActionValue(move, cp) for move, cp in VALUES.items()]
     fen = "7k/8/8/8/8/8/5PPP/7K w - - 0 1"
-    answer = policy_reference(fen, values)
+    answer = policy_reference(fen, VALUES)
     assert answer.best_move == "f2f4"
     assert dict(zip(answer.moves, answer.evaluations, strict=True)) == {
         "f2f4": 1.0,
@@ -254,7 +253,7 @@ def test_the_reference_is_the_engines_top_five_with_the_right_best_move() -> Non
         "f2f3": 0.0,
         "g2g3": 0.0,
     }
-    assert answer == policy_reference(fen, values)
+    assert answer == policy_reference(fen, VALUES)
     score = policy(write_policy_answer(answer))
     assert score["expected_score"] == pytest.approx(0.5910, abs=1e-4), "Lichess's of 100 centipawns"
     assert {**score, "expected_score": 1} == dict.fromkeys(POLICY_COMPONENTS, 1.0)
