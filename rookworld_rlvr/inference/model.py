@@ -328,8 +328,12 @@ class RookWorld:
         texts = self.complete([environment_prompt(*step) for step in steps])
         return [reply_of(text, parse_environment_answer) for text in texts]
 
-    def complete(self, prompts: Sequence[str]) -> list[str]:
-        """Greedy completions of prompts, as evaluation decodes them.
+    def complete(self, prompts: Sequence[str], **how: Any) -> list[str]:
+        """Completions of prompts, as evaluation decodes them.
+
+        Args:
+            prompts: Any number of texts.
+            how: See `models.decoding.complete`, which decodes greedily unless it is told otherwise.
 
         Raises:
             RookWorldError: A single text is given, which would be read letter by letter, or one is
@@ -345,7 +349,7 @@ class RookWorld:
             return []
         from ..models.decoding import ANSWER_TOKENS, complete
 
-        return complete(self.network, self.tokenizer, prompts, max_new_tokens=ANSWER_TOKENS)
+        return complete(self.network, self.tokenizer, prompts, max_new_tokens=ANSWER_TOKENS, **how)
 
 
 def _record(reply: Reply[Record]) -> Record:

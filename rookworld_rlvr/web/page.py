@@ -24,23 +24,10 @@ from .desk import Desk
 from .shown import analyses, drawn, end_of, fault, read_board, rewards_shown, simulations, square_at
 
 STYLE = Path(asset_path("web.css")).read_text("utf-8")
-
-_CLICKED = """
-element.addEventListener('click', event => {
-    const svg = event.target.closest('svg');
-    if (!svg) return;
-    const box = svg.getBoundingClientRect();
-    trigger('click', {
-        x: (event.clientX - box.left) / box.width, y: (event.clientY - box.top) / box.width
-    });
-});
-"""
+_CLICKED = Path(asset_path("web.js")).read_text("utf-8")
 
 Notes = dict[int, str]
 """Ply of a game → why the model's move there was replaced."""
-
-_MOVE, _EMPTY = "move", "empty"
-_PIECES = [_MOVE, *(piece for piece in "KQRBNPkqrbnp"), _EMPTY]
 
 
 def page(models: Sequence[str], runs: Path, is_private: bool = True) -> gr.Blocks:
@@ -98,11 +85,7 @@ def _ask(desk: Desk) -> None:
         with gr.Column(min_width=300):
             board = gr.HTML(_board(""), elem_classes="board", js_on_load=_CLICKED)
             picked = gr.State(None)
-            piece = gr.Radio(
-                _PIECES,
-                value=_MOVE,
-                label="A click on the board: two squares make a move, or set a piece",
-            )
+            gr.Markdown("Two clicks on the board make a move.")
         with gr.Column(min_width=300):
             text = gr.Textbox(chess.STARTING_FEN, label="FEN or PGN", lines=2, elem_id="position")
             names = gr.CheckboxGroup(desk.models(), value=desk.models()[:1], label="Models")
@@ -113,12 +96,11 @@ def _ask(desk: Desk) -> None:
             step = gr.Button("What does it lead to?")
     answer = gr.HTML(elem_id="answer")
 
-    def click(fen: str, kind: str, start: int | None, event: gr.EventData) -> tuple[Any, ...]:
-        square = square_at(event.x, event.y)
-        fen, start = _clicked(fen, kind, start, square)
+    def click(fen: str, start: int | None, event: gr.EventData) -> tuple[Any, ...]:
+        fen, start = _clicked(fen, start, square_at(event.x, event.y))
         return fen, start, _board(fen, picked=start)
 
-    board.click(click, [text, piece, picked], [text, picked, board], show_progress="hidden")
+    board.click(click, [text, picked], [text, picked, board], show_progress="hidden")
     text.input(lambda fen: (_board(fen), None), text, [board, picked], show_progress="hidden")
     ask.click(_shown(lambda fen, chosen: analyses(desk, fen, chosen)), [text, names], answer)
     step.click(
@@ -128,15 +110,8 @@ def _ask(desk: Desk) -> None:
     )
 
 
-def _clicked(text: str, kind: str, start: int | None, square: int) -> tuple[str, int | None]:
+def _clicked(text: str, start: int | None, square: int) -> tuple[str, int | None]:
     """The position after a click on a square, and the square that a move starts from."""
-    if kind != _MOVE:
-        pieces, *rest = (text.split() or [""]) if "/" in text else [chess.STARTING_BOARD_FEN]
-        board = chess.BaseBoard.empty()
-        with contextlib.suppress(ValueError):
-            board.set_board_fen(pieces)
-        board.set_piece_at(square, None if kind == _EMPTY else chess.Piece.from_symbol(kind))
-        return " ".join([board.board_fen(), *(rest or ["w", "-", "-", "0", "1"])]), None
     try:
         game = read_board(text)
     except RookWorldError:
