@@ -139,8 +139,8 @@ class Suite(ABC, Generic[Item]):
         """Ask a model, and collect the values of its answers.
 
         Raises:
-            RookWorldError: A value is not of one of the suite's metrics, is of a share but neither 0 nor
-                1, or is an item's second one.
+            RookWorldError: A value is not of one of the suite's metrics, or is of a share but neither 0
+                nor 1.
         """
         known = {name: metric.kind for name, metric in self.metrics.items()}
         known |= kinds(self.pass_samples)
@@ -159,11 +159,7 @@ class Suite(ABC, Generic[Item]):
                         f"the suite {self.name}: {metric} is a share, but {item!r} has {value!r}"
                     )
                 for name in _names(metric, groups if metric in self.grouped else ()):
-                    if item in seen.setdefault(name, {}):
-                        raise RookWorldError(
-                            f"the suite {self.name} gives {item!r} two values for {name}"
-                        )
-                    seen[name][item] = float(value)
+                    seen.setdefault(name, {})[item] = float(value)
         notes = dict(self.notes)
         if self.pass_samples:
             notes["pass_samples"] = self.pass_samples
@@ -180,7 +176,8 @@ S = TypeVar("S", bound=Suite[Any])
 
 
 def packaged(suite: type[S]) -> type[S]:
-    """Give a packaged suite its summary, `about` and metrics, from ``assets/suites.yaml``."""
+    """Give a packaged suite its headline, and what ``assets/suites.yaml`` says of it."""
+    suite.headline = SUITE_HEADLINES[suite.name].split("/", 2)[2]
     said = read_asset("suites.yaml")[suite.name]
     suite.summary, suite.about = said["summary"], said.get("about", "")
     suite.metrics = {name: Metric(*entry) for name, entry in said["metrics"].items()}

@@ -50,7 +50,6 @@ class EnvironmentSuite(PromptSuite[EnvironmentPrompt]):
 
     name = "environment"
     version = 2
-    headline = "exact"
     grouped = ("exact", "next_state_exact")  # by opening and move number
 
     groups = (OPENINGS, *MOVES)

@@ -38,7 +38,6 @@ class PolicySuite(PromptSuite[Values]):
 
     name = "policy"
     version = 2
-    headline = "expected_score"
     right = "best_move"
     grouped = (
         "expected_score",
