@@ -164,7 +164,7 @@ def _rewards(desk: Desk) -> None:
     inputs = [prompt, answers, recipe, scale, model]
     gr.on([box.change for box in inputs], judge, inputs, table, show_progress="hidden")
     sample.click(sampled, [prompt, model, heat], answers)
-    other.click(_any_prompt, None, prompt)
+    other.click(lambda: random.choice(_prompts()), None, prompt)
 
 
 @functools.cache
@@ -175,10 +175,6 @@ def _prompts() -> list[str]:
         tasks=["environment", "policy", "fill_in"], synthetic_rows=300, heldout_rows=100
     )
     return list(rows["test"]["prompt"])
-
-
-def _any_prompt() -> str:
-    return random.choice(_prompts())
 
 
 # --------------------------------------------------------------------------------------------------

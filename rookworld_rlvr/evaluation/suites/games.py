@@ -184,7 +184,9 @@ def ask_moves(model: Answerer, boards: Sequence[chess.Board]) -> list[Reply]:
 def read_reply(board: chess.Board, completion: str) -> Reply:
     """A policy answer's `B`, as `rules.transition` would take it."""
     answer = reply_of(completion, parse_policy_answer).record
-    return Reply(answer is not None, answer and legal_move(board, answer.best_move))
+    if answer is None:
+        return Reply(False, None)
+    return Reply(True, legal_move(board, answer.best_move))
 
 
 @packaged
