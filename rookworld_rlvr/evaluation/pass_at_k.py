@@ -1,18 +1,22 @@
-"""pass@k: how likely it is that at least one of `k` sampled answers to a prompt is right.
+"""pass@k: how likely it is that at least one of `k` sampled answers to a prompt is right; majority@k.
 
 Where training raises pass@1 but not pass@k, the model gives more often what it could already find:
 training has sharpened it. Where pass@k rises too, the model finds what it did not find before.
 
 mean@k, the mean share of right answers among `k` samples, has the same expected value for every `k`:
 that of pass@1. From `n` samples, mean@n and the unbiased estimate of pass@1 are the same number.
+
+majority@k is the share of prompts whose most frequent answer among `k` samples is right: what a model
+knows but does not always say.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +58,10 @@ def kinds(samples: int) -> dict[str, Kind]:
     """The kind of pass@k for each of `ks`, by name: with all samples a share, since a prompt has 0 or 1.
 
     >>> kinds(4)
-    {'pass@1': 'mean', 'pass@2': 'mean', 'pass@4': 'share'}
+    {'pass@1': 'mean', 'pass@2': 'mean', 'pass@4': 'share', 'majority@4': 'share'}
     """
-    return {f"pass@{k}": "share" if k == samples else "mean" for k in ks(samples)}
+    found: dict[str, Kind] = {f"pass@{k}": "share" if k == samples else "mean" for k in ks(samples)}
+    return found | ({f"majority@{samples}": "share"} if samples else {})
 
 
 def passes(right: int, samples: int) -> dict[str, float]:
@@ -68,6 +73,29 @@ def passes(right: int, samples: int) -> dict[str, float]:
     return {f"pass@{k}": pass_at_k(right, samples, k) for k in ks(samples)}
 
 
+def majority(texts: Sequence[str], vote: Callable[[str], str]) -> str:
+    """The first of the texts that give the most frequent vote; among equals, the vote drawn first.
+
+    >>> majority(["a1", "b1", "b2"], lambda text: text[0])
+    'b1'
+    """
+    votes = [vote(text) for text in texts]
+    return texts[votes.index(Counter(votes).most_common(1)[0][0])]
+
+
+def count_right(
+    texts: Sequence[str], hits: Mapping[str, bool], vote: Callable[[str], str]
+) -> tuple[int, int]:
+    """How many of a prompt's sampled answers are right, and 1 if the most frequent one is, else 0.
+
+    Args:
+        texts: The answers.
+        hits: Whether each text is right.
+        vote: What a text votes for, see `majority`.
+    """
+    return sum(hits[text] for text in texts), int(hits[majority(texts, vote)])
+
+
 @dataclass(frozen=True, slots=True)
 class RightCounts:
     """How many of the sampled answers to each of `P` prompts are right.
@@ -76,17 +104,19 @@ class RightCounts:
         samples: Sampled answers per prompt.
         right: ``(P,)``, the right ones of each prompt.
         greedy: ``(P,)``, 1 if the prompt's greedy answer is right, else 0.
+        majority: ``(P,)``, 1 if the prompt's most frequent answer is right; empty if it is not known.
     """
 
     samples: int
     right: Sequence[int]
     greedy: Sequence[int]
+    majority: Sequence[int] = field(default_factory=list)
 
     def estimates(self) -> dict[str, Estimate]:
-        """The share of greedy answers that are right, pass@k, with 95% intervals.
+        """The share of greedy answers that are right, pass@k and majority@k, with 95% intervals.
 
         pass@k has a percentile bootstrap over prompts; what is a share of prompts (greedy answers,
-        pass@k of all samples) has a Wilson interval.
+        pass@k of all samples, majority@k) has a Wilson interval.
         """
         found = self._values().items()
         return {name: estimate(self._kind(name), list(values.values())) for name, values in found}
@@ -103,6 +133,8 @@ class RightCounts:
         found: dict[str, Sequence[float]] = {GREEDY_SHARE: self.greedy}
         for k in ks(self.samples):
             found[f"pass@{k}"] = [pass_at_k(count, self.samples, k) for count in self.right]
+        if self.majority:
+            found[f"majority@{self.samples}"] = self.majority
         return {
             name: {str(prompt): float(value) for prompt, value in enumerate(values)}
             for name, values in found.items()

@@ -22,8 +22,8 @@ from ..data.parsing import parse_rows, raw_rows
 from ..data.sources import Malformed, SourceArguments, check_dataset_name
 from ..models.decoding import Decoding
 from ..tasks import rules
-from ..tasks.registry import TASKS
-from .pass_at_k import kinds, passes
+from ..tasks.registry import TASKS, task_of
+from .pass_at_k import count_right, kinds, passes
 from .registry import SUITE_HEADLINES, SuiteArguments
 from .results import SuiteResult
 
@@ -168,7 +168,7 @@ class Suite(ABC, Generic[Item]):
         return SuiteResult(self.version, n, self.seed, model.decoding, known, found, notes=notes)
 
     def sampled(self, model: Answerer) -> Iterable[Judged]:
-        """pass@k of each item from `pass_samples` answers."""
+        """pass@k and majority@k of each item from `pass_samples` answers."""
         return ()
 
 
@@ -210,10 +210,12 @@ class PromptSuite(Suite[Item]):
         """See `Suite`."""
         if not (count := self.pass_samples):
             return
-        right, drawn = self.right or self.headline, model.samples(self.prompts(), count)
-        for (name, item), texts in zip(self.items.items(), drawn, strict=True):
+        right, prompts = self.right or self.headline, self.prompts()
+        drawn = model.samples(prompts, count)
+        for (name, item), prompt, texts in zip(self.items.items(), prompts, drawn, strict=True):
             hits = {text: self.judge(item, text)[right] == 1 for text in texts}
-            yield name, passes(sum(hits[text] for text in texts), count), ()
+            found, voted = count_right(texts, hits, TASKS[task_of(prompt)].vote)
+            yield name, {**passes(found, count), f"majority@{count}": float(voted)}, ()
 
 
 def _names(metric: str, groups: Iterable[str]) -> list[str]:

@@ -364,6 +364,10 @@ class PolicyTask(Task):
             return None
         return head + mark, {f" {move}": win_probability(cp) for move, cp in values.items()}
 
+    def vote(self, completion: str) -> str:
+        """See `Task`: the move of `B`."""
+        return completion.rpartition(_CHOICE)[2].strip()
+
     def guess(self, prompt: str, draw: random.Random) -> str:
         """Random legal moves, each with the evaluation 0."""
         moves = rules.legal_moves(parse_policy_prompt(prompt))

@@ -136,6 +136,10 @@ class Task(ABC):
             NotationError: The row does not have the fields of the task.
         """
 
+    def vote(self, completion: str) -> str:
+        """What counts as one answer when a majority is taken; by default the text."""
+        return completion.strip()
+
     @abstractmethod
     def parse_answer(self, prompt: str, completion: str) -> Any:
         """Read an answer as written. The prompt may determine its form.

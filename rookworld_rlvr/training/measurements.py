@@ -19,6 +19,7 @@ from ..evaluation.pass_at_k import (
     GREEDY_SHARE,
     Measured,
     RightCounts,
+    count_right,
     read_counts,
     write_counts,
 )
@@ -67,12 +68,13 @@ def sample_heldout(trainer: Any, rows: Dataset, greedy: Sequence[str]) -> dict[s
         (how,) = trainer.samplings(prompts[:1])
         decoding = Decoding("sampled", how.temperature, how.top_k, how.top_p, trainer.args.seed)
         drawn = policy.samples(prompts, count, decoding)
-        right = []
-        for row, texts in zip(asked, drawn, strict=True):
-            hits = {text: bool(_is_right(row, text)) for text in texts}
-            right.append(sum(hits[text] for text in texts))
+        counted = [
+            count_right(texts, {t: bool(_is_right(row, t)) for t in texts}, TASKS[task].vote)
+            for row, texts in zip(asked, drawn, strict=True)
+        ]
         greedy_hits = [int(bool(scored[place])) for place in chosen]
-        found[task] = RightCounts(count, right, greedy_hits)
+        right, voted = zip(*counted, strict=True)
+        found[task] = RightCounts(count, list(right), greedy_hits, list(voted))
     return found
 
 
@@ -115,7 +117,7 @@ def pass_lines(measured: Measured) -> list[str]:
     lines = []
     for task, counts in after.items():
         top = f"pass@{counts.samples}"
-        shown = (GREEDY_SHARE, "pass@1", top)
+        shown = (GREEDY_SHARE, "pass@1", f"majority@{counts.samples}", top)
         sides = [side[task].estimates() for side in (before, after) if task in side]
         shares = [
             f"{name} {' -> '.join(f'{side[name].value:.1%}' for side in sides)}"

@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from rookworld_rlvr.common.stats import proportion
 from rookworld_rlvr.evaluation.models import RandomMover
 from rookworld_rlvr.evaluation.pass_at_k import (
     RightCounts,
+    majority,
     pass_at_k,
     pass_summary,
     read_counts,
     write_counts,
 )
 from rookworld_rlvr.evaluation.suites.fill_in import FillInSuite
+from rookworld_rlvr.tasks.policy import POLICY
 
 from ..conftest import recipe
 
@@ -47,6 +50,18 @@ def counts_of(prompts: int) -> RightCounts:
     """Prompts of different difficulty, with the same counts again every eight prompts."""
     right = [(0, 0, 1, 2, 4, 0, 7, 16)[prompt % 8] for prompt in range(prompts)]
     return RightCounts(16, right, [int(count > 6) for count in right])
+
+
+def test_a_majority_of_analyses_is_one_of_their_moves() -> None:
+    moves = ("e2e4", "d2d4", "d2d4", "e2e4", "g1f3")
+    texts = [f" M: a2a3 {move} E: 0.1 0.{place} B: {move}" for place, move in enumerate(moves)]
+    assert majority(texts, POLICY.vote) == texts[0], "of equals, the first"
+    assert majority(texts[1:], POLICY.vote) == texts[1]
+    assert majority([*texts, "d2d4", " B: d2d4"], POLICY.vote) == texts[1], (
+        "unreadable ones count too"
+    )
+    votes = RightCounts(4, [1, 4], [0, 1], [0, 1]).estimates()["majority@4"]
+    assert votes.value == 0.5 and votes.interval == proportion(1, 2).interval
 
 
 def test_counts_are_written_and_read(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_run_keeps_its_curves(runs: Path) -> None:
         assert (entry["prompts"], entry["samples"]) == (8, 4)
         for when in ("before", "after"):
             counts = measured[when][task]
-            names = ["greedy", "pass@1", "pass@2", "pass@4"]
+            names = ["greedy", "pass@1", "pass@2", "pass@4", "majority@4"]
             assert list(entry[when]) == names
             assert entry[when]["pass@1"]["value"] == pytest.approx(sum(counts.right) / 32)
             assert entry[when]["pass@4"]["value"] == sum(map(bool, counts.right)) / 8
