@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,15 @@ from typing import Any
 
 import yaml
 
-from ..common.errors import ConfigurationError
+from ..common.errors import ConfigurationError, RookWorldError
+from ..common.own import is_own
 from ..rewards.registry import check_reward_specs, get_reward_funcs, specs_of
 from ..tasks.registry import TASKS, task_of
 from ..tasks.types import Values
+
+PATIENCE_S = 10.0  # a reward of the user's own may take
+
+Numbers = dict[str, list[float | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,7 @@ class Trial:
         advantages: Of each answer.
     """
 
-    rewards: Mapping[str, Sequence[float | None]]
+    rewards: Numbers
     weights: Mapping[str, float]
     totals: Sequence[float]
     advantages: Sequence[float]
@@ -90,21 +96,61 @@ def try_rewards(
         scale: TRL's `scale_rewards`.
 
     Raises:
-        RookWorldError: A reward does not exist or failed.
+        RookWorldError: A reward does not exist, failed, or has not answered in `PATIENCE_S`.
     """
     import torch  # with what follows, it takes seconds
 
-    from ..rewards.trial import rewards_of
     from ..training.parts.advantages import scaled
     from ..training.parts.aggregation import weighted
 
-    with asyncio.Runner() as runner:
-        rewards = rewards_of([row] * len(answers), answers, get_reward_funcs(specs), runner)
-    numbers = [float(spec.get("weight", 1.0)) for spec in specs]
+    is_foreign = any(isinstance(spec, dict) and is_own(spec.get("name")) for spec in specs)
+    rewards, weights = (_apart if is_foreign else _scored)([row] * len(answers), answers, specs)
     table = torch.tensor(
         [[torch.nan if x is None else x for x in given] for given in rewards.values()]
     ).T  # (N, F)
-    totals = weighted(table, torch.tensor(numbers)).view(1, -1)  # as one group
+    totals = weighted(table, torch.tensor([*weights.values()])).view(1, -1)  # as one group
     advantages = scaled(totals - totals.nanmean(), totals, scale)
-    weights = dict(zip(rewards, numbers, strict=True))
     return Trial(rewards, weights, totals.flatten().tolist(), advantages.flatten().tolist())
+
+
+def _scored(
+    rows: Sequence[Mapping[str, Any]], answers: Sequence[str], specs: Any
+) -> tuple[Numbers, dict[str, float]]:
+    from ..rewards.trial import rewards_of  # with torch
+
+    funcs = get_reward_funcs(specs)
+    with asyncio.Runner() as runner:
+        rewards = rewards_of(rows, answers, funcs, runner)
+    weights = (float(spec.get("weight", 1.0)) for spec in specs)
+    return rewards, dict(zip(rewards, weights, strict=True))
+
+
+def _apart(*asked: Any) -> tuple[Numbers, dict[str, float]]:
+    """The same in a process of its own: a user's file may raise anything, or never end."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "rookworld_rlvr.rewards.trial"])
+    here, there = context.Pipe()
+    child = context.Process(target=_send, args=(there, *asked), daemon=True)
+    child.start()
+    there.close()
+    try:
+        here.recv()  # it has imported what it needs
+        if not here.poll(PATIENCE_S):
+            raise RookWorldError(f"a reward has not answered within {PATIENCE_S:.0f} s")
+        result = here.recv()
+    except EOFError:
+        raise RookWorldError("a reward has ended its process") from None
+    finally:
+        child.kill()
+        child.join()
+    if isinstance(result, str):
+        raise RookWorldError(result)
+    return result  # type: ignore[no-any-return]
+
+
+def _send(there: Any, *asked: Any) -> None:
+    there.send("ready")
+    try:
+        there.send(_scored(*asked))
+    except RookWorldError as error:
+        there.send(str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.inference.model import RookWorld
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.types import values_by_move
+from rookworld_rlvr.web import trial
 from rookworld_rlvr.web.trial import read_block, row_of, try_rewards
 
 SPECS = [
@@ -58,9 +60,14 @@ def test_rewards_and_advantages_are_those_of_a_training_step(
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(trial, "PATIENCE_S", 1.0)
     (tmp_path / "mine.py").write_text(
+        "import os\n"
         "def length(completions, **columns): return [float(len(text)) for text in completions]\n"
         "def broken(completions, **columns): return [1 / 0]\n"
+        "def leaves(completions, **columns): os._exit(3)\n"
+        "def endless(completions, **columns):\n"
+        "    while True: pass\n"
     )
     return tmp_path
 
@@ -79,14 +86,18 @@ def test_a_reward_of_one_s_own_is_tried_beside_ours(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("broken", "raised ZeroDivisionError: division by zero \\(mine.py, line 2\\)"),
+        ("broken", "raised ZeroDivisionError: division by zero \\(mine.py, line 3\\)"),
+        ("leaves", "a reward has ended its process"),
+        ("endless", "a reward has not answered within 1 s"),
         ("lenght", "did you mean length"),
     ],
 )
 def test_what_a_file_does_wrong_is_one_message(folder: Path, name: str, said: str) -> None:
+    started = time.monotonic()
     with pytest.raises(RookWorldError, match=said):
         try_rewards(row_of(PROMPT, None), ANSWERS, read_block(f"[mine.py:{name}]"))
     assert try_rewards(row_of(PROMPT, None), ANSWERS, read_block("[mine.py:length]")).totals
+    assert time.monotonic() - started < 60, "it goes on without the endless one"
 
 
 @pytest.mark.parametrize(
