@@ -224,9 +224,8 @@ def launch(words: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    signal.signal(
-        signal.SIGINT, lambda number, frame: None
-    )  # the script handles Ctrl-C; wait for it
+    # The script handles Ctrl-C; wait for it.
+    signal.signal(signal.SIGINT, lambda number, frame: None)
     try:
         launch_command(launch_command_parser().parse_args(list(words)))
     except ChildFailedError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from .errors import ConfigurationError, RookWorldError
+from .errors import ConfigurationError, RookWorldError, close_matches
 
 
 def check_writable(path: Path, key: str = "output_file") -> None:
@@ -108,10 +107,8 @@ def find_recipe(name: str, where: str = "--config: ") -> Path:
     if path.parent in (Path("."), Path("recipes")) and path.name.removesuffix(".yaml") in packaged:
         return shipped("recipes") / f"{path.name.removesuffix('.yaml')}.yaml"
     here = [str(file) for file in path.parent.glob("*.yaml")]
-    close = difflib.get_close_matches(name, [*here, *(f"{stem}{path.suffix}" for stem in packaged)])
-    close = close or difflib.get_close_matches(path.stem, packaged)
-    remedy = f"did you mean {' or '.join(close)}?" if close else "rookworld recipes lists these"
-    raise ConfigurationError([f"{where}{name!r} is neither a file nor a packaged recipe; {remedy}"])
+    remedy = close_matches(name, [*here, *packaged]) or "; rookworld recipes lists these"
+    raise ConfigurationError([f"{where}{name!r} is neither a file nor a packaged recipe{remedy}"])
 
 
 def is_hub_id(name: str) -> bool:

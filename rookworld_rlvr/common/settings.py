@@ -219,9 +219,8 @@ def value_faults(name: str, value: Any, hint: Any, bounds: Bounds) -> list[str]:
             of = f" of {', '.join(bounds.among)}" if bounds.among else ""
             return [f"{name}: empty; give at least one{of}"]
         faults = []
-        for item in {
-            str(item): item for item in value
-        }.values():  # YAML reads some names as numbers
+        # YAML reads some names as numbers.
+        for item in {str(item): item for item in value}.values():
             faults += _item_faults(name, item, get_args(kind)[0], bounds)
     else:
         faults = _item_faults(name, value, kind, bounds)

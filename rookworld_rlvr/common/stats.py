@@ -35,7 +35,7 @@ RESAMPLES = 2_000
 _ENUMERATED = 12  # differences whose 4,096 signs are all tried
 
 
-_CHUNK = 4_000_000  # numbers drawn at once, so that many rows need little memory
+_AT_ONCE = 100  # of the resamples, so that many rows need little memory
 
 
 _SEED = 0
@@ -209,24 +209,18 @@ def permutation_test(differences: np.ndarray) -> float:
         return float((abs((2 * bits - 1) @ changed) >= bound).mean())
     generator = np.random.default_rng(_SEED)
     extreme = 1  # the sample itself counts, so p > 0
-    for count in _counts(len(changed)):
-        signs = generator.integers(2, size=(count, len(changed))) * 2 - 1
+    for _ in range(RESAMPLES // _AT_ONCE):
+        signs = generator.integers(2, size=(_AT_ONCE, len(changed))) * 2 - 1
         extreme += int((abs(signs @ changed) >= bound).sum())
     return extreme / (RESAMPLES + 1)
-
-
-def _counts(n: int) -> list[int]:
-    """How many of the `RESAMPLES` draws of `n` numbers each are made at once."""
-    at_once = max(1, _CHUNK // n)
-    return [min(at_once, RESAMPLES - start) for start in range(0, RESAMPLES, at_once)]
 
 
 def _mean_interval(values: np.ndarray, kind: Kind, least: float) -> tuple[float, float]:
     if len(values) >= _FEW and values.min() < values.max():
         generator = np.random.default_rng(_SEED)
         means = [
-            values[generator.integers(len(values), size=(count, len(values)))].mean(axis=1)
-            for count in _counts(len(values))
+            values[generator.integers(len(values), size=(_AT_ONCE, len(values)))].mean(axis=1)
+            for _ in range(RESAMPLES // _AT_ONCE)
         ]
         low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
         return float(low), float(high)

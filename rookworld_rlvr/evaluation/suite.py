@@ -180,7 +180,8 @@ S = TypeVar("S", bound=Suite[Any])
 
 
 def packaged(suite: type[S]) -> type[S]:
-    """Give a packaged suite its summary, `about` and metrics, from ``assets/suites.yaml``."""
+    """Give a packaged suite its headline, and what ``assets/suites.yaml`` says of it."""
+    suite.headline = SUITE_HEADLINES[suite.name].split("/", 2)[2]
     said = read_asset("suites.yaml")[suite.name]
     suite.summary, suite.about = said["summary"], said.get("about", "")
     suite.metrics = {name: Metric(*entry) for name, entry in said["metrics"].items()}

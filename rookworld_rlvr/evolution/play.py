@@ -20,6 +20,7 @@ from ..tasks.policy import win_probability
 from ..tasks.types import Values
 
 MOST_GAMES = 10_000  # there are some 60,000 such openings
+DECIDED = 0.95  # win probability of a position that nothing is learnt from
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +97,9 @@ def new_positions(games: Sequence[SelfPlay], known: set[str]) -> dict[str, None]
     return found
 
 
-def is_open(values: Values, decided: float) -> bool:
-    """Whether the best move keeps at most this win probability, and at least the rest to 1."""
-    return 1 - decided <= win_probability(max(values.values())) <= decided
+def is_open(values: Values) -> bool:
+    """Whether the best move keeps at most the win probability `DECIDED`, and at least the rest to 1."""
+    return 1 - DECIDED <= win_probability(max(values.values())) <= DECIDED
 
 
 def wrong_states(games: Sequence[SelfPlay]) -> dict[str, Any]:

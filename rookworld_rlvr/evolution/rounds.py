@@ -19,7 +19,7 @@ from ..common.files import replace_text
 from ..common.settings import Checked, setting
 from ..common.stats import Estimate, Paired
 from ..data.loading import parsed_rows
-from ..data.prepare import ROW_GROUP, write_parquet
+from ..data.prepare import write_parquet
 from ..data.sources import Malformed, Row, RowArguments, dataset_file, read_provenance
 from ..engine.arguments import EngineArguments
 from ..engine.labeller import Labeller
@@ -65,13 +65,6 @@ class EvolveArguments(Checked):
         200, "Games of the policy against itself in a round.", least=1, most=MOST_GAMES
     )
     plies: int = setting(20, "Half-moves after which such a game is cut off.", least=1)
-    decided: float = setting(
-        0.95,
-        "Positions are left out whose best move keeps more than this win probability, or less than the "
-        "rest to 1.",
-        least=0.5,
-        most=1,
-    )
     match_games: int = setting(
         200, "Games of the match between a round's model and the one before.", least=2, most=1_000
     )
@@ -130,7 +123,7 @@ class Round:
             found = labeller.values(list(fens))
             source = labeller.source
         values = {fen: one for fen, one in zip(fens, found, strict=True) if one}
-        chosen = [fen for fen in fens if fen in values and is_open(values[fen], args.decided)]
+        chosen = [fen for fen in fens if fen in values and is_open(values[fen])]
         states = wrong_states(games)
         new = [policy_row(fen, values[fen]) for fen in chosen]
         new += [{"prompt": prompt, "completion": truth} for prompt, truth in states.items()]
@@ -152,12 +145,8 @@ class Round:
             "dataset_provenance": read_provenance(dataset_file(self.base.dataset_name)),
             "counts": counts,
         }
-        rows = [*new, *before]
-        tables = (
-            pa.Table.from_pylist(rows[at : at + ROW_GROUP], _SCHEMA)
-            for at in range(0, len(rows), ROW_GROUP)
-        )
-        write_parquet(self.folder / _ROWS, _SCHEMA, tables, lambda: note)
+        table = pa.Table.from_pylist([*new, *before], _SCHEMA)
+        write_parquet(self.folder / _ROWS, _SCHEMA, [table], lambda: note)
         return counts
 
     def _rows_before(self) -> list[Row]:

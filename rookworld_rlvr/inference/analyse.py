@@ -23,7 +23,7 @@ from ..tasks import rules
 from ..tasks.environment import answer_fields
 from ..tasks.types import MATE_CP, EnvironmentAnswer, PolicyAnswer, Values
 from .arguments import model_parser, run, start
-from .model import Reply, over, read_legal_move, read_move, read_position
+from .model import Reply, legal_move, over, read_legal_move, read_move, read_position
 
 
 def main(argv: Sequence[str]) -> int:
@@ -129,10 +129,8 @@ def verdict(cp: int) -> str:
 
 def _san(board: chess.Board, move: str) -> str:
     """A move in algebraic notation, or that it is illegal."""
-    try:
-        return board.san(rules.read_legal(board, move))
-    except ValueError:
-        return "illegal"
+    found = legal_move(board, move)
+    return "illegal" if found is None else board.san(found)
 
 
 def _unreadable(

@@ -1,4 +1,4 @@
-"""What `analyse`, `play` and `uci` share: options, exit codes, and a model that is loaded quietly."""
+"""What commands that ask a model share: options, exit codes, and a model that is loaded quietly."""
 
 from __future__ import annotations
 
@@ -15,8 +15,17 @@ from ..models.loading import PACKAGED_MODEL, check_model_name
 from .model import RookWorld
 
 
-def model_parser(command: str, about: str, fen: str = "") -> argparse.ArgumentParser:
-    """A parser for a command of `rookworld` with ``--model``, and ``--fen`` if a help is given."""
+def model_parser(
+    command: str, about: str, fen: str = "", several: str = ""
+) -> argparse.ArgumentParser:
+    """A parser for a command of `rookworld` with ``--model``, and ``--fen`` if a help is given.
+
+    Args:
+        command: Its name.
+        about: What it does.
+        fen: The help of ``--fen``.
+        several: What to say of several models; empty for a command that takes one.
+    """
     parser = argparse.ArgumentParser(
         f"rookworld {command}",
         description=wrapped(about),
@@ -26,9 +35,10 @@ def model_parser(command: str, about: str, fen: str = "") -> argparse.ArgumentPa
     parser.add_argument(
         "--model",
         "--model_name_or_path",
-        default=PACKAGED_MODEL,
+        nargs="+" if several else None,
+        default=[PACKAGED_MODEL] if several else PACKAGED_MODEL,
         metavar="MODEL",
-        help=f"{PACKAGED_MODEL} (the default), a run's folder, or a Hub id",
+        help=f"{PACKAGED_MODEL} (the default), a run's folder, or a Hub id{several}",
     )
     if fen:
         start = chess.STARTING_FEN.split()

@@ -181,7 +181,7 @@ def choose(board: chess.Board, reply: Reply[PolicyAnswer]) -> Choice:
     if reply.record is None:
         return no_answer(board, f"the model's answer cannot be read ({reply.fault})")
     candidates = _candidates(board, reply.record)
-    best = _legal(board, reply.record.best_move)
+    best = legal_move(board, reply.record.best_move)
     if best is not None:
         return Choice(best, candidates.get(best))
     fault = f"the model's best move {reply.record.best_move} is illegal"
@@ -203,16 +203,17 @@ def _candidates(board: chess.Board, answer: PolicyAnswer) -> dict[chess.Move, fl
     """The legal moves of `M`, each with its first `E`."""
     candidates: dict[chess.Move, float | None] = {}
     for text, pawns in itertools.zip_longest(answer.moves, answer.evaluations):
-        move = _legal(board, text) if text else None
+        move = legal_move(board, text) if text else None
         if move is not None:
             candidates.setdefault(move, pawns)
     return candidates
 
 
-def _legal(board: chess.Board, text: str) -> chess.Move | None:
+def legal_move(board: chess.Board, text: str) -> chess.Move | None:
+    """The move of an answer; None if it is unreadable or illegal."""
     try:
         return rules.read_legal(board, text)
-    except ValueError:  # unreadable and illegal alike
+    except ValueError:
         return None
 
 
@@ -328,8 +329,12 @@ class RookWorld:
         texts = self.complete([environment_prompt(*step) for step in steps])
         return [reply_of(text, parse_environment_answer) for text in texts]
 
-    def complete(self, prompts: Sequence[str]) -> list[str]:
-        """Greedy completions of prompts, as evaluation decodes them.
+    def complete(self, prompts: Sequence[str], **how: Any) -> list[str]:
+        """Completions of prompts, as evaluation decodes them.
+
+        Args:
+            prompts: Any number of texts.
+            how: See `models.decoding.complete`, which decodes greedily unless it is told otherwise.
 
         Raises:
             RookWorldError: A single text is given, which would be read letter by letter, or one is
@@ -345,7 +350,7 @@ class RookWorld:
             return []
         from ..models.decoding import ANSWER_TOKENS, complete
 
-        return complete(self.network, self.tokenizer, prompts, max_new_tokens=ANSWER_TOKENS)
+        return complete(self.network, self.tokenizer, prompts, max_new_tokens=ANSWER_TOKENS, **how)
 
 
 def _record(reply: Reply[Record]) -> Record:

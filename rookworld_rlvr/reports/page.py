@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ from markupsafe import Markup
 
 from ..common.files import read_asset
 from ..common.html import name, render
-from ..common.stats import Estimate, Paired
 from ..evaluation.results import decoding_text
 from ..tasks.metrics import headline, headlines
 from ..tasks.registry import TASKS
@@ -139,46 +137,23 @@ def _board(answer: Answer) -> Markup:
 # --------------------------------------------------------------------------------------------------
 # Suites (``evaluation.json``) and pass@k
 # --------------------------------------------------------------------------------------------------
-_VALUE = Markup("<b>{:.4g}</b> <small>[{:.4g}, {:.4g}]</small>")
-_CHANGE = Markup("<b>{:+.4g}</b> <small>[{:+.4g}, {:+.4g}], p {:.2g}</small>")
-
-
-def _cell(value: Estimate | Paired | None) -> Markup:
-    """A number with its interval; a bound for which the items are too few is None in a file."""
-    if value is None:
-        return Markup("-")
-    low, high = (math.nan if bound is None else bound for bound in (value.low, value.high))
-    if isinstance(value, Paired):
-        return _CHANGE.format(value.difference, low, high, value.p)
-    return _VALUE.format(value.value, low, high)
-
-
-def _rows(columns: Sequence[Mapping[str, Estimate | Paired]]) -> list[list[Markup]]:
-    """A row for each metric of some column."""
-    metrics = dict.fromkeys(metric for column in columns for metric in column)
-    return [
-        [name(metric), *(_cell(column.get(metric)) for column in columns)] for metric in metrics
-    ]
-
-
 def _suites(run: RunRecord) -> Iterator[dict[str, Any]]:
     """A table for each suite, with a column for each model and for its change from the first."""
     first = run.evaluation or {"suites": {}}
     for suite, result in first["suites"].items():
-        heads, columns = ["metric"], list[Mapping[str, Estimate | Paired]]()
+        heads, columns = ["metric"], list[Mapping[str, Any]]()
         for model in [first, *first.get("compared", ())]:
             if suite in model["suites"]:
-                found = model["suites"][suite]["metrics"]
                 heads.append(model["model"])
-                columns.append({metric: Estimate(**value) for metric, value in found.items()})
+                columns.append(model["suites"][suite]["metrics"])
             if changes := model.get("paired", {}).get(suite):
                 heads.append("change")
-                columns.append({metric: Paired(**value) for metric, value in changes.items()})
+                columns.append(changes)
         yield {
             "caption": f"{suite}, version {result['version']}, {result['n']} rows, seed "
             f"{result['seed']}, {decoding_text(result['decoding'])}",
             "heads": heads,
-            "rows": _rows(columns),
+            "columns": columns,
         }
 
 
@@ -192,5 +167,5 @@ def _passes(run: RunRecord) -> Iterator[dict[str, Any]]:
             yield {
                 "caption": f"{task}: {len(counts.right)} held-out rows, {counts.samples} samples each",
                 "heads": ["", "before", "after", "change"],
-                "rows": _rows([*sides, changes]),
+                "columns": [*sides, changes],
             }

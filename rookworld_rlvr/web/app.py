@@ -14,33 +14,20 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from ..common.errors import RookWorldError
-from ..common.terminal import wrapped
-from ..inference.arguments import run
-from ..models.loading import PACKAGED_MODEL, check_model_name
+from ..inference.arguments import model_parser, run
+from ..models.loading import check_model_name
 
 LOOPBACK = "127.0.0.1"
 
 
 def main(argv: Sequence[str]) -> int:
     """Serve the page until Ctrl-C; the exit code is 2 if the input is bad."""
-    parser = argparse.ArgumentParser(
-        "rookworld web",
-        description=wrapped(__doc__ or ""),
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--model",
-        "--model_name_or_path",
-        nargs="+",
-        default=[PACKAGED_MODEL],
-        metavar="MODEL",
-        help=f"models to choose from (default: {PACKAGED_MODEL}; runs in --runs are added)",
-    )
+    parser = model_parser("web", __doc__ or "", several="; finished runs in --runs are added")
     parser.add_argument("--runs", default="runs", help="the folder of runs (default: runs)")
     parser.add_argument("--port", type=int, help="default: 7860, or the next free one")
     listens = f"address to listen on (default: {LOOPBACK}, which no other machine reaches)"
@@ -65,30 +52,21 @@ def serve(args: argparse.Namespace) -> None:
     if find_spec("gradio") is None:
         raise RookWorldError("the page needs gradio: pip install 'rookworld-rlvr[web]'")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # nothing is sent anywhere
-    port = free_port(args.host, args.port or 7860, 1 if args.port else 100)
+    port = free_port(args.host, args.port or 7860, 1 if args.port else 10)
     print("starting the page ...", flush=True)  # gradio takes seconds to import
     launch(args.model, Path(args.runs), args.host, port)
     print(f"the page is at http://{args.host}:{port} (Ctrl-C ends it)", flush=True)
     threading.Event().wait()
 
 
-def free_port(host: str, first: int, count: int = 100) -> int:
+def free_port(host: str, first: int, count: int = 10) -> int:
     """The first port that is free, of so many.
 
     Raises:
         RookWorldError: None is, or there is no such address here.
     """
     for port in range(first, min(first + count, 65_536)):
-        with socket.socket() as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                tried.bind((host, port))
-            except PermissionError:
-                break
-            except OSError as error:
-                if isinstance(error, socket.gaierror) or error.errno == 99:  # no such address
-                    break
-                continue
+        with suppress(OSError), socket.create_server((host, port)):
             return port
     raise RookWorldError(
         f"--host {host} --port {first}: taken, or not of this machine; give another"

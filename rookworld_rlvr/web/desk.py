@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -59,20 +60,11 @@ class Desk:
 
     def sample(self, name: str, prompt: str, count: int, temperature: float) -> list[str]:
         """Answers sampled as in training, others at each call; raises what `complete` raises."""
+        from ..models.decoding import Decoding  # with torch
+
+        drawn = Decoding("sampled", temperature=temperature, seed=random.getrandbits(31))
         with self._lock:
-            import torch
-
-            from ..models.decoding import ANSWER_TOKENS, Decoding, complete
-
-            model = self._model(name)
-            seed = int(torch.seed() % 2**31)
-            return complete(
-                model.network,
-                model.tokenizer,
-                [prompt] * count,
-                max_new_tokens=ANSWER_TOKENS,
-                decoding=Decoding("sampled", temperature=temperature, seed=seed),
-            )
+            return self._model(name).complete([prompt] * count, decoding=drawn)
 
     def pieces(self, name: str, text: str) -> list[str]:
         """The tokens of a text, as text."""
@@ -94,7 +86,9 @@ class Desk:
         """Centipawns of all legal moves: Stockfish's, or without it those of the packaged data."""
         with self._lock:
             if self.engine is None:
-                return self._stored.get(fen)
+                from ..evaluation.suites.policy import heldout_values
+
+                return heldout_values().get(fen)
             (found,) = self.engine.values([fen])
             return found
 
@@ -104,10 +98,3 @@ class Desk:
         with suppress(EngineError):
             return Labeller(EngineArguments(engine_depth=DEFAULT_DEPTH))
         return None
-
-    @cached_property
-    def _stored(self) -> dict[str, Values]:
-        """Of the held-out positions of the packaged data."""
-        from ..evaluation.suites.policy import heldout_values
-
-        return dict(heldout_values())

@@ -24,17 +24,7 @@ from .desk import Desk
 from .shown import analyses, drawn, end_of, fault, read_board, rewards_shown, simulations, square_at
 
 STYLE = Path(asset_path("web.css")).read_text("utf-8")
-
-_CLICKED = """
-element.addEventListener('click', event => {
-    const svg = event.target.closest('svg');
-    if (!svg) return;
-    const box = svg.getBoundingClientRect();
-    trigger('click', {
-        x: (event.clientX - box.left) / box.width, y: (event.clientY - box.top) / box.width
-    });
-});
-"""
+_CLICKED = Path(asset_path("web.js")).read_text("utf-8")
 
 Notes = dict[int, str]
 """Ply of a game → why the model's move there was replaced."""
@@ -189,7 +179,7 @@ def _rewards(desk: Desk) -> None:
     inputs = [prompt, answers, recipe, scale, model]
     gr.on([box.change for box in inputs], judge, inputs, table, show_progress="hidden")
     sample.click(sampled, [prompt, model, heat], answers)
-    other.click(_any_prompt, None, prompt)
+    other.click(lambda: random.choice(_prompts()), None, prompt)
 
 
 @functools.cache
@@ -200,10 +190,6 @@ def _prompts() -> list[str]:
         tasks=["environment", "policy", "fill_in"], synthetic_rows=300, heldout_rows=100
     )
     return list(rows["test"]["prompt"])
-
-
-def _any_prompt() -> str:
-    return random.choice(_prompts())
 
 
 # --------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import statistics
 from collections.abc import Sequence
 
 import chess
@@ -11,6 +12,7 @@ import chess.pgn
 from markupsafe import Markup
 
 from ..common.errors import RookWorldError
+from ..common.html import render
 from ..inference.analyse import answer_lines, simulation_lines
 from ..inference.model import (
     environment_prompt,
@@ -29,8 +31,6 @@ from .desk import Desk
 from .trial import read_block, row_of, try_rewards
 
 _CARD = Markup('<article class="card"><h4>{}</h4>{}<pre>{}</pre></article>')
-_CELL = Markup('<td class="{}">{}</td>')
-_TOKEN = Markup('<span class="token" style="background:{}" title="{}">{}</span>')
 
 
 def fault(error: RookWorldError | str) -> Markup:
@@ -144,49 +144,17 @@ def rewards_shown(
     chosen = try_rewards(row, answers, read_block(block, desk.is_private), scale)
     names = [n for n, reward in known_rewards().items() if task.name in reward.tasks]
     others = try_rewards(row, answers, [{"name": n} for n in names if n not in chosen.rewards])
-    lines = [_line(name, f"{chosen.weights[name]:g}", x) for name, x in chosen.rewards.items()]
-    lines += [
-        _line("total", "", chosen.totals, "sum"),
-        _line("advantage", "", chosen.advantages, "sum"),
+    rows: list[tuple[str, str, Sequence[float | None], str]] = [
+        (name, f"{chosen.weights[name]:g}", x, "chosen") for name, x in chosen.rewards.items()
     ]
-    lines += [_line(name, "not in the block", x, "other") for name, x in others.rewards.items()]
-    head = Markup().join(Markup("<th>{}</th>").format(n) for n in range(1, len(answers) + 1))
+    rows += [("total", "", chosen.totals, "sum"), ("advantage", "", chosen.advantages, "sum")]
+    rows += [(name, "not in the block", x, "other") for name, x in others.rewards.items()]
     known = [total for total in chosen.totals if not math.isnan(total)]
-    mean = sum(known) / len(known) if known else math.nan
-    note = f"Group of {len(answers)}: mean {mean:.3f}, deviation {_deviation(known):.3f}."
+    mean = statistics.fmean(known) if known else math.nan
+    spread = statistics.stdev(known) if len(known) > 1 else 0.0
+    note = f"Group of {len(answers)}: mean {mean:.3f}, deviation {spread:.3f}."
     if task.needs_values and values is None:
         note += " Without Stockfish, the values of this position's moves are not known."
-    tokens = Markup().join(
-        _tokens(desk, model, text, advantage)
-        for text, advantage in zip(answers, chosen.advantages, strict=True)
-    )
-    return Markup(
-        '<p>{}</p><div class="wide"><table><tr><th>reward</th><th>weight</th>{}</tr>{}</table></div>'
-        "<p>Each token of an answer gets the answer's advantage: green is made likelier.</p>{}"
-    ).format(note, head, Markup().join(lines), tokens)
-
-
-def _line(name: str, weight: str, numbers: Sequence[float | None], kind: str = "chosen") -> Markup:
-    cells = Markup().join(
-        _CELL.format("none", "-")
-        if number is None or math.isnan(number)
-        else _CELL.format("number", f"{number:.3f}")
-        for number in numbers
-    )
-    return Markup('<tr class="{}"><th>{}</th><td>{}</td>{}</tr>').format(kind, name, weight, cells)
-
-
-def _deviation(numbers: Sequence[float]) -> float:
-    """The sample standard deviation; 0 of one number."""
-    mean = sum(numbers) / max(1, len(numbers))
-    return math.sqrt(sum((x - mean) ** 2 for x in numbers) / max(1, len(numbers) - 1))
-
-
-def _tokens(desk: Desk, model: str, text: str, advantage: float) -> Markup:
-    colour = (
-        f"rgb({'28 143 77' if advantage > 0 else '212 42 30'} / {min(0.6, abs(advantage) / 3):.2f})"
-    )
-    pieces = Markup().join(
-        _TOKEN.format(colour, f"{advantage:+.3f}", piece) for piece in desk.pieces(model, text)
-    )
-    return Markup('<p class="tokens">{}</p>').format(pieces)
+    pieces = [desk.pieces(model, text) for text in answers]
+    tokens = list(zip(pieces, chosen.advantages, strict=True))
+    return render("web_rewards.html", note=note, rows=rows, tokens=tokens)

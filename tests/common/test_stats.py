@@ -38,9 +38,9 @@ def test_many_rows_need_little_memory_and_have_the_same_numbers(
 ) -> None:
     """All draws at once take 32 MB; in parts, the generator gives the same numbers."""
     values = np.random.default_rng(3).normal(0.01, 1, size=2_000)
-    monkeypatch.setattr(stats, "_CHUNK", stats.RESAMPLES * len(values))
+    monkeypatch.setattr(stats, "_AT_ONCE", stats.RESAMPLES)
     at_once = estimate("mean", list(values)), permutation_test(values)
-    monkeypatch.setattr(stats, "_CHUNK", 100_001)
+    monkeypatch.setattr(stats, "_AT_ONCE", 50)
     tracemalloc.start()
     in_parts = estimate("mean", list(values)), permutation_test(values)
     _, peak = tracemalloc.get_traced_memory()

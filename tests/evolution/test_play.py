@@ -80,8 +80,8 @@ def test_no_game_is_learnt_from_a_held_out_position() -> None:
 
 def test_decided_positions_are_left_out() -> None:
     values = {"a2a3": -900, "e2e4": 20}
-    assert is_open(values, 0.95) and is_open({"a2a3": 900}, 1.0)
-    assert not is_open({"a2a3": 900}, 0.95) and not is_open({"a2a3": -900}, 0.95)
+    assert is_open(values)
+    assert not is_open({"a2a3": 900}) and not is_open({"a2a3": -900})
 
 
 def test_a_row_has_the_best_move_and_all_values() -> None:

@@ -21,9 +21,8 @@ DATASET = "rookworld-evaluation"
 OPENINGS = "openings"
 
 
-OPENING_PLIES = (
-    8  # positions after fewer plies than this, as in the packaged rows that runs train on
-)
+# Positions after fewer plies than this, as in the packaged rows that runs train on.
+OPENING_PLIES = 8
 
 
 _OUTCOME = ("reward", "terminated", "truncated")
@@ -50,7 +49,6 @@ class EnvironmentSuite(PromptSuite[EnvironmentPrompt]):
 
     name = "environment"
     version = 2
-    headline = "exact"
     grouped = ("exact", "next_state_exact")  # by opening and move number
 
     groups = (OPENINGS, *MOVES)
@@ -62,9 +60,8 @@ class EnvironmentSuite(PromptSuite[EnvironmentPrompt]):
         """See `PromptSuite`."""
         item = self.items[name]
         plies = chess.Board(item.fen).ply()
-        is_opening = (
-            plies == len(item.history) - 1 < OPENING_PLIES
-        )  # the history has the whole game
+        # The history has the whole game.
+        is_opening = plies == len(item.history) - 1 < OPENING_PLIES
         return [*([OPENINGS] if is_opening else []), _moves(item.fen)]
 
     @staticmethod

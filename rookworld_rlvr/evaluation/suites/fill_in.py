@@ -27,7 +27,6 @@ class FillInSuite(PromptSuite[Row]):
 
     name = "fill_in"
     version = 1
-    headline = "exact"
     grouped = ("exact",)  # by hidden field
 
     groups = FILL_IN_FIELDS

@@ -10,11 +10,11 @@ from typing import ClassVar, Literal
 import chess
 import chess.pgn
 
-from ...common.errors import NotationError
 from ...common.progress import Progress
 from ...data import synthesis
 from ...data.loading import HELDOUT_SHARE, is_held_out
 from ...data.parsing import prompt_of
+from ...inference.model import legal_move, reply_of
 from ...tasks import rules
 from ...tasks.environment import score_environment, write_environment_prompt
 from ...tasks.policy import parse_policy_answer, write_policy_prompt
@@ -185,14 +185,10 @@ def ask_moves(model: Answerer, boards: Sequence[chess.Board]) -> list[Reply]:
 
 def read_reply(board: chess.Board, completion: str) -> Reply:
     """A policy answer's `B`, as `rules.transition` would take it."""
-    try:
-        answer = parse_policy_answer(completion)
-    except NotationError:
+    answer = reply_of(completion, parse_policy_answer).record
+    if answer is None:
         return Reply(False, None)
-    try:
-        return Reply(True, rules.read_legal(board, answer.best_move))
-    except ValueError:
-        return Reply(True, None)
+    return Reply(True, legal_move(board, answer.best_move))
 
 
 @packaged
@@ -208,7 +204,6 @@ class SelfPlaySuite(GameSuite):
 
     name = "self_play"
     version = 1
-    headline = "legal_half_moves"
 
     @staticmethod
     def judge(game: Game) -> dict[str, float]:
@@ -232,7 +227,6 @@ class ClosedLoopSuite(GameSuite):
 
     name = "closed_loop"
     version = 1
-    headline = "right_plies"
     stops_at_errors = True
 
     def replies(self, model: Answerer, running: Sequence[Game]) -> list[Reply]:

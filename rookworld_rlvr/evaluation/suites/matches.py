@@ -44,7 +44,6 @@ class MatchSuite(GameSuite):
     """
 
     opponent: str
-    headline = "score"
 
     @abstractmethod
     def opponent_choices(self, games: Sequence[Game]) -> list[Choice]:

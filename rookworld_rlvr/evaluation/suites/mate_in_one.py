@@ -21,7 +21,6 @@ class MateInOneSuite(PromptSuite[str]):
 
     name = "mate_in_one"
     version = 1
-    headline = "mate"
     grouped = ("mate",)  # by side to move
 
     groups = rules.SIDES

@@ -47,7 +47,6 @@ class OpeningsSuite(PromptSuite[EnvironmentPrompt]):
 
     name = "openings"
     version = 1
-    headline = "position"
     grouped = ("exact", "position", "sampled_exact", "sampled_position")  # by half-move
 
     groups = tuple(PLIES)

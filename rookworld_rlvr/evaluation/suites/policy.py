@@ -38,14 +38,9 @@ class PolicySuite(PromptSuite[Values]):
 
     name = "policy"
     version = 2
-    headline = "expected_score"
     right = "best_move"
-    grouped = (
-        "expected_score",
-        "legal",
-        "best_move",
-        "win_probability_loss",
-    )  # by side to move and phase
+    # By side to move and phase.
+    grouped = ("expected_score", "legal", "best_move", "win_probability_loss")
 
     groups = (*rules.SIDES, *rules.PHASES)
 

@@ -67,7 +67,6 @@ class PuzzlesSuite(Suite[Puzzle]):
 
     name = "puzzles"
     version = 1
-    headline = "first_move"
     grouped = ("first_move", "whole_line")  # by rating
     groups = tuple(BANDS)
 
