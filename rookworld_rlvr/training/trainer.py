@@ -351,14 +351,6 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
             part.on_optimizer(optimizer, self.model if model is None else model)
         return optimizer
 
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Use a part's schedule, if one has any."""
-        if self.lr_scheduler is None:  # type: ignore[has-type]
-            given = optimizer or self.optimizer, num_training_steps
-            own = (part.scheduler(*given) for part in self.parts.values())
-            self.lr_scheduler = next((schedule for schedule in own if schedule is not None), None)
-        return super().create_scheduler(num_training_steps, optimizer)
-
     def save_more(self, folder: Path) -> None:
         """Save the parts' states with each checkpoint, so that a resumed run continues them."""
         if self.args.should_save:

@@ -123,16 +123,6 @@ class PartArguments:
         0.3, "For adaptive: the standard deviation above which the median is used.", above=0
     )
 
-    # The learning rate in three phases
-    lr_three_phases: bool = setting(
-        False,
-        "In place of lr_scheduler_type: the learning rate rises over warmup_steps, falls along a cosine "
-        "to 5%, and falls linearly to 0 over the last lr_linear_share of the steps.",
-    )
-    lr_linear_share: float = setting(
-        0.1, "Share of the steps that the last phase of lr_three_phases takes.", least=0, below=1
-    )
-
     # How each task is sampled
     task_sampling: dict[str, Any] | str | None = setting(
         None,
@@ -349,7 +339,6 @@ _PARTS: dict[str, tuple[str, Callable[[Any, PartArguments], Any]]] = {
         "prompt_sampler.PromptSampling",
         lambda _, args: args.task_phases or args.sft_extra or args.zero_variance == "resample",
     ),
-    "three_phases": ("steps.ThreePhases", lambda _, args: args.lr_three_phases),
     "nonfinite": ("steps.Nonfinite", lambda trainer, _: not trainer.args.fp16),
     "averaging": ("keeping.Averaging", lambda _, args: args.start_share),
     "guard": ("keeping.Guard", lambda _, args: args.guard),
