@@ -22,7 +22,7 @@ from transformers import TrainerCallback
 from ..common.machine import peak_memory
 from ..models.decoding import Decoding
 from ..tasks.metrics import Results
-from ..training.answering import decode, score
+from ..training.answering import decode, logits_alone, score
 from ..training.parts.aggregation import Loss, aggregate, weighted
 from ..training.parts.part import Batch
 from ..training.parts.sampling import rollout
@@ -401,9 +401,8 @@ def at_temperatures(trainer: Any) -> list[dict[str, Any]]:
             inputs[f"{part}_ids"][at][inputs[f"{part}_mask"][at].bool()]
             for part in ("prompt", "completion")
         )
-        ids = torch.cat([prompt, completion]).unsqueeze(0)
-        with trainer.accelerator.autocast():
-            logits = trainer.model_wrapped(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
+        ids = torch.cat([prompt, completion])
+        logits = logits_alone(trainer, ids)[len(prompt) - 1 : -1]
         given = inputs.get("temperature")
         heat = trainer.temperature if given is None else given[at].item()
         number = int(inputs[ROW][at])

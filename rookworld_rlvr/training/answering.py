@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from trl.models.utils import unwrap_model_for_generation
 
@@ -68,22 +69,35 @@ def decode(
 
 @contextmanager
 def answering(trainer: Any) -> Iterator[Any]:
-    """The policy's network in evaluation mode, whole on each process, under the run's autocast."""
+    """The policy's network as `whole_network` gives it, in evaluation mode."""
     training = trainer.model.training
     trainer.model.eval()
     try:
-        with (
-            unwrap_model_for_generation(
-                trainer.model_wrapped,
-                trainer.accelerator,
-                gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
-            ) as network,
-            gathered(trainer),
-            trainer.accelerator.autocast(),
-        ):
+        with whole_network(trainer) as network:
             yield network
     finally:
         trainer.model.train(training)
+
+
+@contextmanager
+def whole_network(trainer: Any, **settings: Any) -> Iterator[Any]:
+    """The policy's network, whole on each process, under the run's autocast; TRL gets `settings`."""
+    gather = trainer.args.ds3_gather_for_generation
+    with (
+        unwrap_model_for_generation(
+            trainer.model_wrapped, trainer.accelerator, gather, **settings
+        ) as network,
+        gathered(trainer),
+        trainer.accelerator.autocast(),
+    ):
+        yield network
+
+
+def logits_alone(trainer: Any, ids: torch.Tensor) -> torch.Tensor:
+    """A trainer's logits ``(T, V)`` of one row ``(T,)`` without padding, under the run's autocast."""
+    with trainer.accelerator.autocast():
+        logits: torch.Tensor = trainer.model_wrapped(input_ids=ids.unsqueeze(0)).logits
+    return logits[0].float()
 
 
 # --------------------------------------------------------------------------------------------------

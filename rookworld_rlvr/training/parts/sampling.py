@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from trl.models.utils import unwrap_model_for_generation
 
 from ...common.errors import RookWorldError
-from ...models.decoding import Drawn, decode, only_generate
+from ...models.decoding import Drawn, decode, language_model, only_generate
 from ...tasks.registry import TASKS, task_of
 from ...tasks.task import Sampling
-from ..answering import gathered, gathers_at_each_forward
+from ..answering import gathers_at_each_forward, whole_network
 from .part import Batch, Call, Part, arguments_of
 from .registry import PartArguments
 
@@ -99,17 +98,11 @@ def draw(
         rows: How each is drawn; a length of None is the trainer's.
         keep_logps: Whether to return log-probs.
     """
-    with (
-        unwrap_model_for_generation(
-            trainer.model_wrapped,
-            trainer.accelerator,
-            gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
-            generation_kwargs=trainer.generation_kwargs,
-            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
-        ) as network,
-        gathered(trainer),
-        trainer.accelerator.autocast(),
-    ):
+    settings = {
+        "generation_kwargs": trainer.generation_kwargs,
+        "gradient_checkpointing_kwargs": trainer.args.gradient_checkpointing_kwargs,
+    }
+    with whole_network(trainer, **settings) as network:
         return decode(
             network,
             prompts,
@@ -137,11 +130,6 @@ def rollout(
     prompt_ids = [ids[prompt] for prompt in prompts]
     drawn = draw(trainer, prompt_ids, trainer.samplings(prompts), keep_logps)
     return {"prompt_ids": prompt_ids, "completion_ids": drawn.ids, "logprobs": drawn.logps}
-
-
-def language_model(network: Any) -> Any:
-    """The language model with its head, also inside of adapters."""
-    return network.get_base_model() if hasattr(network, "peft_config") else network
 
 
 def backbone(network: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from trl.trainer.utils import pad
 
+from ...models.decoding import pad_rows
 from .aggregation import on_all, per_item
 from .part import Batch, Call, Part, Rows, Scores
 from .teaching import taught_answer
@@ -71,10 +72,9 @@ class Supervised(Part):
 
     def _padded(self, rows: list[list[int]], side: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows of tokens as one tensor, and the mask of their tokens."""
-        tokens = [torch.tensor(row, dtype=torch.long) for row in rows]
-        fill, device = self._trainer.processing_class.pad_token_id, self._trainer.accelerator.device
-        masks = [torch.ones_like(row) for row in tokens]
-        return pad(tokens, fill, side).to(device), pad(masks, 0, side).to(device)
+        padded = pad_rows(rows, self._trainer.processing_class.pad_token_id, side)
+        tokens, mask = (column.to(self._trainer.accelerator.device) for column in padded.values())
+        return tokens, mask
 
     # --------------------------------------------------------------------------------------------
     # Loss

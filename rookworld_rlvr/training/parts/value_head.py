@@ -15,9 +15,10 @@ import safetensors.torch
 import torch
 
 from ...common.files import open_to_others
+from ...models.decoding import language_model
 from .aggregation import STD_EPSILON, aggregate
 from .part import Batch, Call, Part, Rows, whole
-from .sampling import backbone, language_model
+from .sampling import backbone
 
 VALUE_HEAD_FILE = "value_head.safetensors"
 
