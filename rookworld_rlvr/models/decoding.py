@@ -109,7 +109,6 @@ def complete_ids(
     max_new_tokens: int,
     decoding: Decoding = GREEDY,
     batch_size: int = 64,
-    by_generate: bool = False,
     progress: Callable[[int], object] | None = None,
 ) -> list[list[int]]:
     """The token ids of one completion for each prompt, with the end of text that ended it.
@@ -124,7 +123,6 @@ def complete_ids(
         max_new_tokens: Largest number of tokens in a completion; less if the model has fewer positions.
         decoding: How tokens are chosen.
         batch_size: Prompts decoded at once.
-        by_generate: See `decode`.
         progress: Called with the number of prompts of each batch that is done.
 
     Raises:
@@ -143,7 +141,6 @@ def complete_ids(
         encoded,
         [Sampling(*how, length) for length in lengths],
         options,
-        by_generate=by_generate,
         seeds=_seeds(prompts, decoding.seed) if decoding.temperature else None,
         batch_size=batch_size,
         progress=progress,
@@ -234,8 +231,7 @@ def decode(
         prompts: Token ids of `N` prompts; equal prompts of a batch are read once.
         rows: How each row is drawn, see `Chooser`; a length of None is ``options.max_new_tokens``.
         options: The loop reads only `max_new_tokens`, `pad_token_id` and `eos_token_id`.
-        by_generate: Use transformers' `generate` instead of this loop. Weights that each forward gathers
-            need it, because all processes must gather them equally often, and so do `options` that the
+        by_generate: Use transformers' `generate` instead of this loop, which `options` need that the
             loop does not read. Models that `only_generate` names always use it.
         seeds: The seed of each row's own stream of noise; None draws from the device's global generator.
         keep_logps: Whether to return log-probs.

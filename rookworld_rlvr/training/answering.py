@@ -14,6 +14,7 @@ from trl.models.utils import unwrap_model_for_generation
 
 from ..common.errors import ConfigurationError
 from ..models.decoding import GREEDY, Decoding, complete
+from ..rewards.trial import inputs_of
 
 
 def score(
@@ -27,19 +28,9 @@ def score(
     size = trainer.args.per_device_eval_batch_size
     for batch in (answered[first : first + size] for first in range(0, len(answered), size)):
         texts = [text for _, text in batch]
-        found = func(
-            prompts=[row["prompt"] for row, _ in batch],
-            completions=texts,
-            completion_ids=trainer.processing_class(text=texts)["input_ids"],
-            trainer_state=trainer.state,
-            log_extra=lambda column, values: None,
-            log_metric=lambda name, value: None,
-            **{
-                key: [row[key] for row, _ in batch]
-                for key in batch[0][0]
-                if key not in ("prompt", "completion")
-            },
-        )
+        ids = trainer.processing_class(text=texts)["input_ids"]
+        rows = [row for row, _ in batch]
+        found = func(**inputs_of(rows, texts, completion_ids=ids, trainer_state=trainer.state))
         if inspect.iscoroutine(found):
             found = asyncio.run_coroutine_threadsafe(found, trainer.async_loop).result()
         numbers += found
@@ -62,7 +53,6 @@ def decode(
             max_new_tokens=trainer.max_completion_length,
             decoding=decoding,
             batch_size=trainer.args.per_device_eval_batch_size,
-            by_generate=gathers_at_each_forward(trainer),
             progress=progress,
         )
 
@@ -101,19 +91,8 @@ def logits_alone(trainer: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 # --------------------------------------------------------------------------------------------------
-# Weights that FSDP or DeepSpeed spreads over processes
+# Weights that FSDP spreads over processes
 # --------------------------------------------------------------------------------------------------
-def is_sharded(trainer: Any) -> bool:
-    """Whether a trainer's weights are sharded, so that no process keeps them all."""
-    return bool(trainer.is_fsdp_enabled or gathers_at_each_forward(trainer))
-
-
-def gathers_at_each_forward(trainer: Any) -> bool:
-    """Whether each forward needs all processes, in sampling too: with DeepSpeed ZeRO-3."""
-    plugin = trainer.accelerator.state.deepspeed_plugin
-    return plugin is not None and plugin.zero_stage == 3
-
-
 @contextmanager
 def gathered(trainer: Any) -> Iterator[None]:
     """Give each process the whole weights of the policy while it samples, if FSDP has sharded them.

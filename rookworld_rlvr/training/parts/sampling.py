@@ -15,9 +15,9 @@ import torch
 
 from ...common.errors import RookWorldError
 from ...models.decoding import Drawn, decode, language_model, only_generate
-from ...tasks.registry import TASKS, task_of
+from ...tasks.registry import TASKS
 from ...tasks.task import Sampling
-from ..answering import gathers_at_each_forward, whole_network
+from ..answering import whole_network
 from .part import Batch, Call, Part, arguments_of
 from .registry import PartArguments
 
@@ -60,14 +60,12 @@ def draws_itself(trainer: Any) -> bool:
 def needs_generate(trainer: Any) -> bool:
     """Whether what a trainer draws itself needs transformers' `generate`, or continuous batching.
 
-    That is so if each forward gathers the weights, or if a setting or the model needs something that the
-    loop in `models.decoding` does not have.
+    That is so if a setting or the model needs something that the loop of `models.decoding` lacks.
     """
     args = trainer.args
     network = trainer.accelerator.unwrap_model(trainer.model)
     return bool(
-        gathers_at_each_forward(trainer)
-        or args.use_transformers_continuous_batching
+        args.use_transformers_continuous_batching
         or trainer.tools
         or args.generation_kwargs
         or args.cache_implementation
@@ -149,18 +147,13 @@ class TaskSampling(Part):
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._tasks = sorted({task_of(prompt) for prompt in trainer.train_dataset["prompt"][:]})
         for network in trainer.networks():
             backbone(network).register_forward_hook(self._scale_hidden_states)
 
     def extend(self, call: Call, batch: Batch) -> None:
-        """Add the rows' temperatures, and log each task's."""
+        """Add the rows' temperatures."""
         assert call.temperatures is not None
         batch["temperature"] = call.temperatures
-        ways = self._trainer.task_samplings
-        self._trainer.record(
-            {f"sampling/temperature_{t}": ways[t].temperature for t in self._tasks}
-        )
 
     def _scale_hidden_states(self, module: torch.nn.Module, args: Any, output: Any) -> Any:
         rows = self._trainer.being_scored
