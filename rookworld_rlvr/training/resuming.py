@@ -297,9 +297,8 @@ def changed_keys(checkpoint: Path, resolved: str) -> dict[str, list[Any]]:
     if refused := found.keys() - (FREE - fixed):
         raise RookWorldError(_refusal(checkpoint, {key: found[key] for key in sorted(refused)}))
     done, steps = step_of(checkpoint), known.get("max_steps")
-    unused = (
-        sorted(found.keys() - {"max_steps"}) if steps == done else []
-    )  # no step is left for them
+    # No step is left for them.
+    unused = sorted(found.keys() - {"max_steps"}) if steps == done else []
     if isinstance(steps, int) and (0 < steps < done or unused):
         earlier = f", or leave {', '.join(unused)} as before" if unused else ""
         raise RookWorldError(

@@ -252,9 +252,8 @@ class KLTerm(Part):
         local = torch.stack([*sums, (pulls * inputs["completion_mask"]).sum()]).double()
         total = trainer.accelerator.reduce(local, reduction="sum")
         mean, _, share, ours, theirs = (total / total[1].clamp(min=1.0)).tolist()
-        ours *= trainer.beta * float(
-            inputs.get("row_scale", 1)
-        )  # which the advantages have already
+        scale = float(inputs.get("row_scale", 1))  # which the advantages have already
+        ours *= trainer.beta * scale
         trainer.record(
             {
                 "kl": mean,

@@ -42,10 +42,8 @@ class Supervised(Part):
         ``(B, E)``, and ``answer_items``, the number of the answers' tokens on all processes.
         """
         trainer, size = self._trainer, self._trainer.num_generations
-        each, extra = (
-            math.ceil(self._trainer.args.sft_extra / size),
-            self._extra(len(call.rows) // size),
-        )
+        each = math.ceil(trainer.args.sft_extra / size)
+        extra = self._extra(len(call.rows) // size)
         rows: list[Any] = []
         for place, row in enumerate(call.rows):
             own = extra[place * each : (place + 1) * each]
@@ -120,9 +118,8 @@ def with_answers(rows: Rows, inputs: Mapping[str, torch.Tensor]) -> Rows:
     prompts, prompt_mask, answers, answer_mask = (
         inputs[name].transpose(0, 1)[kept] for name in _COLUMNS
     )
-    order = prompt_mask.argsort(
-        dim=1, stable=True
-    )  # rounds that are joined have padding in between
+    # Rounds that are joined have padding in between.
+    order = prompt_mask.argsort(dim=1, stable=True)
     longest = max([length, *answer_mask.sum(1).tolist()])
     if temperatures is not None:
         temperatures = torch.cat([temperatures, inputs["answer_temperature"].T[kept]])

@@ -47,11 +47,6 @@ def generalised_advantages(
     return advantages, (advantages + values) * mask
 
 
-def value_error(values: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
-    """Half the squared error of values ``(B, C)``; 0 for completions without a reward."""
-    return 0.5 * (values - inputs["returns"]).square() * inputs["value_mask"]
-
-
 class ValueHead(Part):
     """Computes advantages by token from a value head on the policy.
 
@@ -157,7 +152,8 @@ class ValueHead(Part):
         """The head's own loss, times its coefficient."""
         if "returns" not in inputs:
             return None
-        error = value_error(self._values(*inputs["completion_ids"].shape), inputs)
+        off = self._values(*inputs["completion_ids"].shape) - inputs["returns"]
+        error = 0.5 * off.square() * inputs["value_mask"]  # 0 for completions without a reward
         counts = torch.stack([error.detach().sum(), inputs["value_mask"].sum().float()])
         total, tokens = trainer.accelerator.reduce(counts, reduction="sum").tolist()
         trainer.record({"value/loss": total / max(tokens, 1)})
