@@ -177,17 +177,9 @@ class WholeCheckpoints:
     # Going on from a checkpoint
     # --------------------------------------------------------------------------------------------
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Go on from a checkpoint as if training had never been interrupted.
-
-        Raises:
-            ConfigurationError: This way of sharding could not read it.
-        """
+        """Go on from a checkpoint as if training had never been interrupted."""
         given = resume_from_checkpoint
         folder = get_last_checkpoint(self.args.output_dir) if given is True else given
-        if folder:
-            from .resuming import check_layout
-
-            check_layout(self, folder)
         self.resumed_from = Path(folder) if folder else None
         if self._goes_on is None:  # after the other callbacks
             self._goes_on = _GoingOn(self)

@@ -323,6 +323,14 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         mean = advantage / self.accelerator.num_processes
         self.record({"mean_logp": logp / max(1, tokens), "mean_advantage": mean})
 
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Refuse a checkpoint that this way of sharding could not read."""
+        if isinstance(resume_from_checkpoint, str):
+            from .resuming import check_layout
+
+            check_layout(self, resume_from_checkpoint)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Log the seconds of a step's phases, to show where its time goes."""
         loss = super().training_step(*args, **kwargs)
