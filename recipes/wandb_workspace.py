@@ -109,7 +109,7 @@ def section_panels(section: str) -> list[Any]:
 
 def curve(wr: Any, title: str, members: Sequence[Metric]) -> Any:
     """One panel; keys with placeholders are matched when the panel is shown."""
-    if any(metric.has_holes for metric in members):
+    if any("<" in metric.key for metric in members):
         return wr.LinePlot(title=title, x=STEP, metric_regex="|".join(m.pattern for m in members))
     return wr.LinePlot(title=title, x=STEP, y=[metric.key for metric in members])
 

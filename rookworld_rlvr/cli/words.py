@@ -32,7 +32,7 @@ def words() -> dict[str, Any]:
 def named_here(name: str, known: Collection[str]) -> str:
     """A clause for a message on an unknown key: our name for it, else the known ones that are close.
 
-    >>> named_here("lr", ["learning_rate", "lr_linear_share"])
+    >>> named_here("lr", ["learning_rate", "lr_scheduler_type"])
     '; here it is learning_rate'
     >>> named_here("learning_rat", ["learning_rate", "max_steps"])
     '; did you mean learning_rate?'

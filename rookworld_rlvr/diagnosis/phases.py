@@ -73,22 +73,19 @@ class DiagnoseArguments(Checked):
         """The log of what the step is compared with, step by step; empty without one.
 
         Raises:
-            RookWorldError: The folder has no log of training, or no step in it.
+            RookWorldError: The folder has no log of a step.
         """
         if self.compare is None:
             return []
         paths = [Path(self.compare, name) for name in (RESULT_JSON, "trainer_state.json")]
-        if not (saved := [path for path in paths if path.is_file()]):
-            raise RookWorldError(
-                f"compare: {self.compare!r} has no log; give the folder of a run (trainer_state.json) "
-                f"or of a diagnosis ({RESULT_JSON})"
-            )
-        history = json.loads(saved[0].read_text())["log_history"]
+        saved = next((path for path in paths if path.is_file()), None)
+        history = json.loads(saved.read_text())["log_history"] if saved else []
         # A run that is shorter than its `logging_steps` has its last step's numbers, without a loss.
         found = [log for log in history if "loss" in log or "reward" in log]
         if not found:
             raise RookWorldError(
-                f"compare: {self.compare!r} has logged no step; give a run with smaller logging_steps"
+                f"compare: {self.compare!r} has no log of a step; give the folder of a run "
+                f"(trainer_state.json) or of a diagnosis ({RESULT_JSON})"
             )
         return found
 
@@ -370,7 +367,7 @@ GROUP_SIZES = (2, 4, 8, 16, 32)
 
 
 def what_if(trainer: DiagnosedTrainer, rows: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """The four tables, as records; those of beta and rate look one step on.
+    """The three tables, as records; those of beta and rate look one step on.
 
     Args:
         trainer: After its first step.
@@ -398,28 +395,8 @@ def what_if(trainer: DiagnosedTrainer, rows: pd.DataFrame) -> dict[str, list[dic
             }
             for k, found in sorted(rates.items())
         ],
-        "what_if_temperature": _temperatures(trainer),
         "what_if_group_size": sizes.to_dict("records"),
     }
-
-
-def _temperatures(trainer: DiagnosedTrainer) -> list[dict[str, Any]]:
-    """Entropy, log-prob and expected reward at other temperatures, from completions sampled at this one.
-
-    The reward weighs each completion by how much likelier it is at the other temperature. The effective
-    share says how many of the completions count then: far from this temperature hardly any.
-    """
-    rows = pd.DataFrame(gather_object(trainer.at_temperatures)).dropna(subset="reward")
-    logps = rows.pivot(index="row", columns="times_temperature", values="logp")
-    ratios = logps.sub(logps[1.0], axis=0)
-    weights = (ratios - ratios.max()).map(math.exp)
-    weights /= weights.sum()
-    means = rows.groupby("times_temperature")[["entropy", "logp", "tokens"]].sum()
-    table = means[["entropy", "logp"]].div(means["tokens"], axis=0)
-    table["reward"] = weights.mul(rows.groupby("row")["reward"].first(), axis=0).sum()
-    table["effective_share"] = 1 / (weights**2).sum() / len(weights)
-    found: list[dict[str, Any]] = table.reset_index().to_dict("records")
-    return found
 
 
 def comparison(log: Mapping[str, Any], other: Sequence[Mapping[str, Any]]) -> list[Part]:

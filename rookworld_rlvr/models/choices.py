@@ -43,9 +43,8 @@ def choice_logps(
             [*range(len(context)), *(len(context) - 1 + len(n) for n in nodes[1:])]
         )
         positions[row, start:] = depths
-        mask[row, start : root + 1, start : root + 1] |= (
-            torch.ones(len(context), len(context)).tril().bool()
-        )
+        causal = torch.ones(len(context), len(context), dtype=torch.bool).tril()
+        mask[row, start : root + 1, start : root + 1] |= causal
         mask[row, root + 1 :, start : root + 1] = True
         at = {node: root + place for place, node in enumerate(nodes)}
         for node in nodes[2:]:

@@ -42,6 +42,7 @@ from ..common.errors import RookWorldError
 from ..common.progress import Progress
 from ..tasks.task import Sampling
 from .gpt2 import position_ids_from_mask
+from .loading import room_after
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
@@ -108,7 +109,6 @@ def complete_ids(
     max_new_tokens: int,
     decoding: Decoding = GREEDY,
     batch_size: int = 64,
-    by_generate: bool = False,
     progress: Callable[[int], object] | None = None,
 ) -> list[list[int]]:
     """The token ids of one completion for each prompt, with the end of text that ended it.
@@ -123,14 +123,13 @@ def complete_ids(
         max_new_tokens: Largest number of tokens in a completion; less if the model has fewer positions.
         decoding: How tokens are chosen.
         batch_size: Prompts decoded at once.
-        by_generate: See `decode`.
         progress: Called with the number of prompts of each batch that is done.
 
     Raises:
         RookWorldError: A prompt fills the model's table of positions.
     """
     encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-    lengths = [min(max_new_tokens, _room(model, len(tokens))) for tokens in encoded]
+    lengths = [room_after(model.config, len(tokens), max_new_tokens) for tokens in encoded]
     how = (decoding.temperature, decoding.top_p, decoding.top_k)
     options = GenerationConfig(
         max_new_tokens=max_new_tokens,
@@ -142,22 +141,10 @@ def complete_ids(
         encoded,
         [Sampling(*how, length) for length in lengths],
         options,
-        by_generate=by_generate,
         seeds=_seeds(prompts, decoding.seed) if decoding.temperature else None,
         batch_size=batch_size,
         progress=progress,
     ).ids
-
-
-def _room(model: PreTrainedModel, prompt_tokens: int) -> int:
-    """How many tokens fit after a prompt."""
-    positions = getattr(model.config, "max_position_embeddings", None) or 1 << 30
-    if prompt_tokens >= positions:
-        raise RookWorldError(
-            f"a prompt of {prompt_tokens} tokens leaves no room in the model's {positions} positions; "
-            "give another model, or leave such prompts out"
-        )
-    return int(positions) - prompt_tokens
 
 
 def _seeds(prompts: Sequence[str], seed: int) -> list[int]:
@@ -244,8 +231,7 @@ def decode(
         prompts: Token ids of `N` prompts; equal prompts of a batch are read once.
         rows: How each row is drawn, see `Chooser`; a length of None is ``options.max_new_tokens``.
         options: The loop reads only `max_new_tokens`, `pad_token_id` and `eos_token_id`.
-        by_generate: Use transformers' `generate` instead of this loop. Weights that each forward gathers
-            need it, because all processes must gather them equally often, and so do `options` that the
+        by_generate: Use transformers' `generate` instead of this loop, which `options` need that the
             loop does not read. Models that `only_generate` names always use it.
         seeds: The seed of each row's own stream of noise; None draws from the device's global generator.
         keep_logps: Whether to return log-probs.
@@ -282,7 +268,7 @@ def adds_tokens(network: Any) -> bool:
 
 def only_generate(network: Any) -> bool:
     """Whether a network needs transformers' `generate`: it is another model than GPT-2, or changed."""
-    model = _base(network)
+    model = language_model(network)
     is_gpt2 = isinstance(model, GPT2LMHeadModel) and type(model).forward is GPT2LMHeadModel.forward
     if not is_gpt2 or adds_tokens(network):
         return True
@@ -292,7 +278,8 @@ def only_generate(network: Any) -> bool:
     return bool(model.config.add_cross_attention or model.config.reorder_and_upcast_attn)
 
 
-def _base(network: Any) -> Any:
+def language_model(network: Any) -> Any:
+    """The language model with its head, also inside of adapters."""
     return network.get_base_model() if hasattr(network, "peft_config") else network
 
 
@@ -513,7 +500,7 @@ class _Steps:
         lengths: Sequence[int],
         pad_token_id: int,
     ) -> None:
-        device, model = network.device, _base(network)
+        device, model = network.device, language_model(network)
         number: dict[tuple[int, ...], int] = {}
         places = [number.setdefault(tuple(prompt), len(number)) for prompt in prompts]
         distinct = torch.tensor(places, device=device)

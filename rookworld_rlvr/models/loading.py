@@ -165,15 +165,23 @@ def answer_room(
     Raises:
         RookWorldError: They leave none.
     """
-    positions = getattr(config, "max_position_embeddings", None)
-    longest = max(map(len, tokenizer(prompts)["input_ids"]))
-    if positions is not None and longest >= positions:
+    return room_after(config, max(map(len, tokenizer(prompts)["input_ids"])), most)
+
+
+def room_after(config: PretrainedConfig, tokens: int, most: int) -> int:
+    """The tokens that a model's positions leave after a prompt of so many, at most `most`.
+
+    Raises:
+        RookWorldError: They leave none.
+    """
+    positions: int | None = getattr(config, "max_position_embeddings", None)
+    if positions is not None and tokens >= positions:
         raise RookWorldError(
-            f"a prompt has {longest} tokens, which leaves no room for an answer in the model's "
+            f"a prompt has {tokens} tokens, which leaves no room for an answer in the model's "
             f"{positions} positions; leave out rows with such long prompts, or give a model with more "
             "positions"
         )
-    return most if positions is None else min(most, positions - longest)
+    return most if positions is None else min(most, positions - tokens)
 
 
 def check_lengths(

@@ -8,7 +8,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -18,24 +17,14 @@ from trl.trainer.utils import get_callable_name, is_async_callable
 
 from ..common.errors import RookWorldError
 from ..common.own import place_of
-from ..common.settings import setting
 from ..tasks.registry import task_of
 from ..tasks.text import message_text
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class RewardFaultArguments:
-    """What a reward that fails may cost."""
-
-    unscored_limit: float = setting(
-        0.1,
-        "The share of a batch's completions that may be unscored because a reward failed: it raised or "
-        "returned no number. Above it, the run stops.",
-        least=0,
-        most=1,
-    )
+UNSCORED_LIMIT = 0.1
+"""The share of a batch's completions that may be unscored because a reward failed."""
 
 
 class RewardGuard:
@@ -46,18 +35,16 @@ class RewardGuard:
     of them does not cost the batch. One of our own rewards, which `is_packaged`, is not asked again: an
     engine has tried already, and judges call each other.
 
-    Args:
-        args: The keys.
-
     Attributes:
+        limit: The share of a batch's completions that may be unscored; above it, the run stops.
         own: The guarded functions that are not rewards of this package, by TRL's name of each.
         faults: The first failure of each call that failed, on this process.
     """
 
-    def __init__(self, args: RewardFaultArguments) -> None:
+    def __init__(self) -> None:
+        self.limit = UNSCORED_LIMIT
         self.own: dict[str, Any] = {}
         self.faults: list[str] = []
-        self._args = args
         self._calls: list[_Call] = []
         self._shown: set[str] = set()  # rewards whose failure was shown
         self._names: list[str] = []  # TRL's of the functions, some perhaps twice
@@ -123,7 +110,7 @@ class RewardGuard:
             record: Takes the metrics.
 
         Raises:
-            RookWorldError: On all processes, if more rows than `unscored_limit` are unscored.
+            RookWorldError: On all processes, if more rows than the limit allows are unscored.
         """
         lost = self.failures(len(rewards))
         unscored = sorted(set().union(*lost.values()))
@@ -142,7 +129,7 @@ class RewardGuard:
             size: The number of rows on all processes together, as many on each.
 
         Raises:
-            RookWorldError: On all processes, if more of them than `unscored_limit` are unscored.
+            RookWorldError: On all processes, if more of them than the limit allows are unscored.
         """
         here, asked = [], Counter[str]()  # a reward may be asked about the rows in several calls
         for call in self._calls:
@@ -160,11 +147,11 @@ class RewardGuard:
                 where = f" (on process {process})" if len(everywhere) > 1 else ""
                 faults += [f"{fault}{where}"] if rows else []
         unscored = len(set().union(*lost.values()))
-        if unscored / size > self._args.unscored_limit:
+        if unscored / size > self.limit:
             raise RookWorldError(
                 f"a reward failed: {faults[0]}; {unscored} of {size} completions are unscored, more "
-                f"than unscored_limit: {self._args.unscored_limit:g} of the batch; mend the reward, or "
-                "give a higher limit"
+                f"than {self.limit:.0%} of the batch; mend the reward, or let it return None for rows "
+                "that it cannot judge"
             )
         return lost
 

@@ -14,6 +14,20 @@ from .guard import checked, placed_errors
 from .registry import RewardFunc
 
 
+def inputs_of(
+    rows: Sequence[Mapping[str, Any]], texts: Sequence[str], **of_trainer: Any
+) -> dict[str, Any]:
+    """What TRL passes to a reward for answers to rows; what the reward logs goes nowhere."""
+    return {
+        "prompts": [row["prompt"] for row in rows],
+        "completions": list(texts),
+        "log_metric": lambda name, value: None,
+        "log_extra": lambda column, values: None,
+        **{k: [row[k] for row in rows] for k in rows[0] if k not in ("prompt", "completion")},
+        **of_trainer,
+    }
+
+
 def rewards_of(
     rows: Sequence[Mapping[str, Any]],
     texts: Sequence[str],
@@ -31,23 +45,11 @@ def rewards_of(
     Raises:
         RookWorldError: A reward failed; it names the file and line.
     """
-    columns = {
-        key: [row[key] for row in rows] for key in rows[0] if key not in ("prompt", "completion")
-    }
-    of_trainer = {  # what TRL passes in training; `completion_ids` would need a tokenizer
-        "trainer_state": TrainerState(),
-        "log_metric": lambda name, value: None,
-        "log_extra": lambda column, values: None,
-    }
+    inputs = inputs_of(rows, texts, trainer_state=TrainerState())  # ids would need a tokenizer
     rewards = {}
     for func in funcs:
         with placed_errors(func.__name__):
-            values = func(
-                prompts=[row["prompt"] for row in rows],
-                completions=list(texts),
-                **columns,
-                **of_trainer,
-            )
+            values = func(**inputs)
             values = runner.run(values) if inspect.iscoroutine(values) else values
         rewards[func.__name__] = numbers = list[float | None]()
         for number in checked(func.__name__, values, len(rows)):

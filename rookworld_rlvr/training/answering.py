@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from trl.models.utils import unwrap_model_for_generation
 
 from ..common.errors import ConfigurationError
 from ..models.decoding import GREEDY, Decoding, complete
+from ..rewards.trial import inputs_of
 
 
 def score(
@@ -26,19 +28,9 @@ def score(
     size = trainer.args.per_device_eval_batch_size
     for batch in (answered[first : first + size] for first in range(0, len(answered), size)):
         texts = [text for _, text in batch]
-        found = func(
-            prompts=[row["prompt"] for row, _ in batch],
-            completions=texts,
-            completion_ids=trainer.processing_class(text=texts)["input_ids"],
-            trainer_state=trainer.state,
-            log_extra=lambda column, values: None,
-            log_metric=lambda name, value: None,
-            **{
-                key: [row[key] for row, _ in batch]
-                for key in batch[0][0]
-                if key not in ("prompt", "completion")
-            },
-        )
+        ids = trainer.processing_class(text=texts)["input_ids"]
+        rows = [row for row, _ in batch]
+        found = func(**inputs_of(rows, texts, completion_ids=ids, trainer_state=trainer.state))
         if inspect.iscoroutine(found):
             found = asyncio.run_coroutine_threadsafe(found, trainer.async_loop).result()
         numbers += found
@@ -61,45 +53,46 @@ def decode(
             max_new_tokens=trainer.max_completion_length,
             decoding=decoding,
             batch_size=trainer.args.per_device_eval_batch_size,
-            by_generate=gathers_at_each_forward(trainer),
             progress=progress,
         )
 
 
 @contextmanager
 def answering(trainer: Any) -> Iterator[Any]:
-    """The policy's network in evaluation mode, whole on each process, under the run's autocast."""
+    """The policy's network as `whole_network` gives it, in evaluation mode."""
     training = trainer.model.training
     trainer.model.eval()
     try:
-        with (
-            unwrap_model_for_generation(
-                trainer.model_wrapped,
-                trainer.accelerator,
-                gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
-            ) as network,
-            gathered(trainer),
-            trainer.accelerator.autocast(),
-        ):
+        with whole_network(trainer) as network:
             yield network
     finally:
         trainer.model.train(training)
 
 
+@contextmanager
+def whole_network(trainer: Any, **settings: Any) -> Iterator[Any]:
+    """The policy's network, whole on each process, under the run's autocast; TRL gets `settings`."""
+    gather = trainer.args.ds3_gather_for_generation
+    with (
+        unwrap_model_for_generation(
+            trainer.model_wrapped, trainer.accelerator, gather, **settings
+        ) as network,
+        gathered(trainer),
+        trainer.accelerator.autocast(),
+    ):
+        yield network
+
+
+def logits_alone(trainer: Any, ids: torch.Tensor) -> torch.Tensor:
+    """A trainer's logits ``(T, V)`` of one row ``(T,)`` without padding, under the run's autocast."""
+    with trainer.accelerator.autocast():
+        logits: torch.Tensor = trainer.model_wrapped(input_ids=ids.unsqueeze(0)).logits
+    return logits[0].float()
+
+
 # --------------------------------------------------------------------------------------------------
-# Weights that FSDP or DeepSpeed spreads over processes
+# Weights that FSDP spreads over processes
 # --------------------------------------------------------------------------------------------------
-def is_sharded(trainer: Any) -> bool:
-    """Whether a trainer's weights are sharded, so that no process keeps them all."""
-    return bool(trainer.is_fsdp_enabled or gathers_at_each_forward(trainer))
-
-
-def gathers_at_each_forward(trainer: Any) -> bool:
-    """Whether each forward needs all processes, in sampling too: with DeepSpeed ZeRO-3."""
-    plugin = trainer.accelerator.state.deepspeed_plugin
-    return plugin is not None and plugin.zero_stage == 3
-
-
 @contextmanager
 def gathered(trainer: Any) -> Iterator[None]:
     """Give each process the whole weights of the policy while it samples, if FSDP has sharded them.

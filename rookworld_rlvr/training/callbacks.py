@@ -191,9 +191,8 @@ def heldout_lines(step: int, results: Mapping[str, float]) -> list[str]:
     lines = [f"step {step:>5}  held-out{overall}"]
     first = set(headlines().values())
     rows: dict[str, list[str]] = {}
-    for name in sorted(
-        results, key=lambda name: name not in first
-    ):  # headlines first, the others in their order
+    # Headlines first, the others in their order.
+    for name in sorted(results, key=lambda name: name not in first):
         row, slash, metric = name.partition("/")
         value = f"{results[name]:.4g}" if row in _OWN_UNITS else f"{results[name]:.1%}"
         if slash:

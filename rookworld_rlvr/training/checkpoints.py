@@ -88,15 +88,15 @@ def step_of(checkpoint: Path) -> int:
     return int(json.loads((checkpoint / STATE).read_text())["global_step"])
 
 
-def best_beside(checkpoint: Path) -> str | None:
+def best_beside(checkpoint: Path) -> Path | None:
     """The best checkpoint so far, beside the one that a run goes on from; None if there is none.
 
     It is recorded with the folder that the run had then. The run may have been renamed since, and a
     later run may have taken its name.
     """
-    recorded = json.loads((checkpoint / STATE).read_text())["best_model_checkpoint"]
+    recorded = json.loads((checkpoint / STATE).read_text()).get("best_model_checkpoint")
     best = checkpoint.with_name(Path(recorded).name) if recorded else None
-    return str(best) if best is not None and best.is_dir() else None
+    return best if best is not None and best.is_dir() else None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -270,7 +270,8 @@ class _GoingOn(TrainerCallback):
         # Log, evaluate and save as often as the arguments say, not as often as the checkpoint does.
         state.compute_steps(args, state.max_steps)
         if folder is not None and state.global_step:
-            state.best_model_checkpoint = best_beside(folder)
+            best = best_beside(folder)
+            state.best_model_checkpoint = best and str(best)
         if folder is not None:
             trainer.take_arguments()
             trainer.load_between(folder)

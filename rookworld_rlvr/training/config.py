@@ -23,7 +23,6 @@ from ..common.settings import (
     with_default,
 )
 from ..models.decoding import ANSWER_TOKENS
-from ..rewards.guard import RewardFaultArguments
 from ..rewards.registry import check_reward_specs, specs_of
 from .parts.registry import (
     PartArguments,
@@ -216,7 +215,6 @@ class TrainingDefaults:
 @dataclass
 class RookWorldGRPOConfig(
     PartArguments,
-    RewardFaultArguments,
     MeasurementArguments,
     TrainingDefaults,
     GRPOConfig,

@@ -180,16 +180,14 @@ def configure_wandb(
         os.environ.setdefault("WANDB_RUN_GROUP", group)
     if not has_wandb_key():
         os.environ.setdefault("WANDB_MODE", "offline")
-    if (
-        os.environ.get("WANDB_MODE") == "offline"
-    ):  # else the tables' pictures are in the home folder
+    if os.environ.get("WANDB_MODE") == "offline":
+        # Else the tables' pictures are in the home folder.
         os.environ.setdefault("WANDB_DATA_DIR", str(output_dir.absolute() / "wandb"))
     id_file = output_dir / _RUN_ID_FILE
     if "WANDB_RUN_ID" not in os.environ:
         goes_on = resume and id_file.is_file()
-        os.environ["WANDB_RUN_ID"] = (
-            id_file.read_text().strip() if goes_on else secrets.token_hex(4)
-        )
+        run_id = id_file.read_text().strip() if goes_on else secrets.token_hex(4)
+        os.environ["WANDB_RUN_ID"] = run_id
         os.environ.setdefault("WANDB_RESUME", "allow")
     id_file.write_text(os.environ["WANDB_RUN_ID"])
     mode = os.environ.get("WANDB_MODE", "online")

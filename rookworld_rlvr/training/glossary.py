@@ -71,11 +71,6 @@ class Metric:
         return "/" not in self.key
 
     @property
-    def has_holes(self) -> bool:
-        """Whether the key has placeholders, so that it covers several keys."""
-        return "<" in self.key
-
-    @property
     def pattern(self) -> str:
         """A regular expression that matches exactly the keys that this entry explains."""
         parts = re.split(r"(<[^>]+>)", self.key)

@@ -160,7 +160,7 @@ class HeldoutEvaluation:
         """Means of the user's own rewards over the rows that they give a number for.
 
         Raises:
-            RookWorldError: On all processes, if one failed on more rows than `unscored_limit`.
+            RookWorldError: On all processes, if one failed on too many rows, see `RewardGuard`.
         """
         answered = list(zip(rows, self.completions, strict=True))
         found = {}

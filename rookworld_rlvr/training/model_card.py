@@ -28,7 +28,6 @@ from .results import CARD, interval_text, value_text
 from .run_folder import open_weights
 
 LICENCE = "gpl-3.0"  # the licence of this package, its data and its model
-_VERSIONS = ("torch", "transformers", "trl", "rookworld-rlvr")
 
 
 class OwnCard:
@@ -121,7 +120,8 @@ def write_card(
         adapters: Whether adapters were trained.
         values: What else the kind's template names, such as `before` and `after`, the held-out results.
     """
-    name = public(_measured_on(run) or run.dataset) or "synthetic rows"
+    measured = run.recipe.get("eval_dataset_name") or ""
+    name = public(measured or run.dataset) or "synthetic rows"
     data = ModelCardData(
         **_licence(run),
         base_model=run.base if run.base and _is_on_hub(run.base) else None,
@@ -137,6 +137,9 @@ def write_card(
     )
     from ..common.html import render  # at the end of a run
 
+    report = run.data.report
+    playing_first = sorted(TASKS.values(), key=lambda task: not task.needs_values)
+    trained = [task for task in playing_first if report.train[task.name]]
     body = render(
         f"{run.command}_card.md",
         run=run,
@@ -145,8 +148,19 @@ def write_card(
         interval_text=interval_text,
         value_text=value_text,
         adapters=adapters,
-        **_sources(run),
-        **_made(run),
+        report=report,
+        abilities=" and ".join(task.ability for task in trained),
+        has_values=any(task.needs_values for task in trained),
+        base=run.base and _origin(run.base, "https://huggingface.co"),
+        is_packaged=run.base == PACKAGED_MODEL,
+        dataset=_origin(run.dataset, "https://huggingface.co/datasets"),
+        measured=measured and _origin(measured, "https://huggingface.co/datasets"),
+        moves=_moves(run.data.heldout),
+        examples=_examples(run.data.heldout),
+        model_id=run.repository or public(str(run.folder)),
+        here=machine(),
+        public=public,
+        recipe=yaml.safe_dump(public(dict(run.recipe)), sort_keys=False, width=1000).strip(),
         **values,
     )
     ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}\n").save(run.folder / CARD)
@@ -175,31 +189,6 @@ def _licence(run: Run) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------------
 # Text
 # --------------------------------------------------------------------------------------------------
-def _sources(run: Run) -> dict[str, Any]:
-    """Where the model and its rows come from, and example prompts."""
-    report = run.data.report
-    measured = _measured_on(run)
-    playing_first = sorted(TASKS.values(), key=lambda task: not task.needs_values)
-    trained = [task for task in playing_first if report.train[task.name]]
-    return {
-        "abilities": " and ".join(task.ability for task in trained),
-        "base": run.base and _origin(run.base, "https://huggingface.co"),
-        "base_id": run.base and public(run.base),
-        "is_packaged": run.base == PACKAGED_MODEL,
-        "dataset": _origin(run.dataset, "https://huggingface.co/datasets"),
-        "measured": measured and _origin(measured, "https://huggingface.co/datasets"),
-        "rows": {
-            name: (report.train[name], report.heldout[name])
-            for name in TASKS
-            if report.train[name] + report.heldout[name]
-        },
-        "values": any(task.needs_values for task in trained)
-        and (report.values or "the rows' own values, or an engine's for rows without any"),
-        "moves": _moves(run.data.heldout),
-        "examples": _examples(run.data.heldout),
-    }
-
-
 def _origin(name: str, hub: str) -> str:
     """Where a model or a data set comes from."""
     if name in (PACKAGED_MODEL, *PACKAGED_DATA):
@@ -207,11 +196,6 @@ def _origin(name: str, hub: str) -> str:
     if _is_hub_dataset(name):
         return f"[{name}]({hub}/{name})"
     return f"`{Path(name).name}`" if name else "no data set"
-
-
-def _measured_on(run: Run) -> str:
-    """The data set of the held-out rows, if they have one of their own; else empty."""
-    return run.recipe.get("eval_dataset_name") or ""
 
 
 def _moves(heldout: Dataset) -> tuple[int, int, int]:
@@ -244,20 +228,6 @@ def trained_rewards(
         for spec in specs
         if tasks_of([spec]) & tasks
     ]
-
-
-def _made(run: Run) -> dict[str, Any]:
-    """How the model was made, without the paths of the machine."""
-    here = machine()
-    return {
-        "model_id": run.repository or public(str(run.folder)),
-        "duration": f"{run.seconds / 60:.0f} minutes",
-        "hardware": ", ".join(here["devices"]) or f"{here['cores']} CPU cores",
-        "versions": ", ".join(f"{name} {here['versions'][name]}" for name in _VERSIONS)
-        + (f", commit {here['commit'][:10]}" if here["commit"] else ""),
-        "changed": [*map(public, run.changed)],
-        "recipe": yaml.safe_dump(public(dict(run.recipe)), sort_keys=False, width=1000).strip(),
-    }
 
 
 def public(value: Any) -> Any:

@@ -22,6 +22,7 @@ from ..common.errors import RookWorldError
 from ..common.terminal import wrapped
 from ..models.decoding import pad_rows
 from ..tasks.task import Sampling
+from .answering import logits_alone
 from .parts.part import Rows
 from .parts.sampling import draw
 
@@ -45,18 +46,12 @@ class Parity:
     sampler_gap: float  # largest |trainer's log-prob - sampler's|, over tokens
     reference_kl: float  # KL from policy to reference by the k3 estimator; 0 without a reference
 
-    def faults(self, tolerance: float, sampler: float | None = None) -> list[str]:
-        """The numbers that are over the tolerance or not finite, as phrases.
-
-        Args:
-            tolerance: In nats.
-            sampler: The tolerance of `sampler_gap`; None takes the others'.
-        """
-        allowed = {"sampler_gap": tolerance if sampler is None else sampler}
+    def faults(self, tolerance: float) -> list[str]:
+        """The numbers that are over the tolerance, in nats, or not finite, as phrases."""
         return [
             f"{name} = {value:.3g}"
             for name, value in asdict(self).items()
-            if not math.isfinite(value) or abs(value) > allowed.get(name, tolerance)
+            if not math.isfinite(value) or abs(value) > tolerance
         ]
 
 
@@ -71,25 +66,20 @@ class PreflightCallback(TrainerCallback):
         prompts = mixed_length_prompts(trainer)
         parity = measure_parity(trainer, [*prompts, *prompts])  # so that completions share prompts
         trainer.preflight = parity
-        tolerance = sampler = preflight_tolerance(trainer)
-        if args.use_vllm and tolerance >= TOLERANCE_HALF:
-            sampler = max(tolerance, TOLERANCE_HALF_VLLM)
+        tolerance = preflight_tolerance(trainer)
         if state.global_step == 0:  # a resumed run has logged it
             Trainer.log(trainer, {f"preflight/{name}": v for name, v in asdict(parity).items()})
         else:  # the policy of a resumed run differs from its reference, as it should
             parity = replace(parity, reference_kl=0.0)
-        allowed = f"{tolerance:g} nats"
-        if sampler != tolerance:
-            allowed += f", {sampler:g} for vLLM's"
         said = (
             f"preflight: gap to each row alone {parity.alone_gap:.2g}, gap to the sampler "
             f"{parity.sampler_gap:.2g}, KL to the reference {parity.reference_kl:.2g} (tolerance "
-            f"{allowed})"
+            f"{tolerance:g} nats)"
         )
         trainer.accelerator.print(wrapped(said))
-        if faults := parity.faults(tolerance, sampler):
+        if faults := parity.faults(tolerance):
             raise PreflightError(
-                f"preflight: {', '.join(faults)}, over the tolerance of {allowed}: the "
+                f"preflight: {', '.join(faults)}, over the tolerance of {tolerance:g} nats: the "
                 "trainer's log-probs are not those that completions were sampled with, so GRPO would "
                 "not learn from them. Check the model's dropout, position ids and precision, and leave "
                 "out repetition_penalty and generation_kwargs; or set preflight: false if you know the "
@@ -102,7 +92,9 @@ def preflight_tolerance(trainer: GRPOTrainer) -> float:
     is_full = trainer.accelerator.mixed_precision == "no" and (
         next(trainer.model.parameters()).dtype == torch.float32
     )
-    return TOLERANCE_FP32 if is_full else max(TOLERANCE_HALF, _rounding(trainer))
+    if is_full:
+        return TOLERANCE_FP32
+    return max(TOLERANCE_HALF_VLLM if trainer.use_vllm else TOLERANCE_HALF, _rounding(trainer))
 
 
 @torch.no_grad()
@@ -116,10 +108,7 @@ def _rounding(trainer: Any) -> float:
     kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
     dtype = kinds.get(trainer.accelerator.mixed_precision, of_weights)
     longest = trainer.processing_class(mixed_length_prompts(trainer)[-1])["input_ids"]
-    with trainer.accelerator.autocast():
-        logits = trainer.model_wrapped(
-            input_ids=torch.tensor([longest], device=trainer.accelerator.device)
-        ).logits  # (1, T, V)
+    logits = logits_alone(trainer, torch.tensor(longest, device=trainer.accelerator.device))
     size: float = logits.amax(-1).abs().max().item()
     return torch.finfo(dtype).eps * size / trainer.temperature
 
@@ -188,13 +177,12 @@ def _sample(trainer: GRPOTrainer, prompts: Sequence[str]) -> tuple[Rows, torch.T
     drawn = engine.draw(encoded) if engine else draw(trainer, encoded, rows, keep_logps=True)
     assert drawn.logps is not None
     left = pad_rows(encoded, tokenizer.pad_token_id)
-    completions = [torch.tensor(row) for row in drawn.ids]
-    ids = pad(completions, tokenizer.pad_token_id, "right")
-    text = pad([torch.ones_like(row) for row in completions], 0, "right")
+    right = pad_rows(drawn.ids, tokenizer.pad_token_id, "right")
+    ids, mask = (torch.cat([left[key], right[key]], dim=1).to(device) for key in left)
     batch = Rows(
-        torch.cat([left["input_ids"], ids], dim=1).to(device),
-        torch.cat([left["attention_mask"], text], dim=1).to(device),
-        ids.size(1),
+        ids,
+        mask,
+        right["input_ids"].size(1),
         torch.tensor([row.temperature for row in rows], device=device),
     )
     return batch, pad([torch.tensor(row) for row in drawn.logps], 0.0, "right").to(device)
@@ -210,14 +198,11 @@ def _logps_alone(trainer: GRPOTrainer, batch: Rows) -> torch.Tensor:
     trainer.model.eval()
     try:
         for row in range(sequences.size(0)):
-            tokens = sequences[row][mask[row].bool()].unsqueeze(0)  # (1, p+c)
+            tokens = sequences[row][mask[row].bool()]  # (p+c,)
             prompt = int(mask[row, :width].sum())
-            with trainer.accelerator.autocast():
-                logits = trainer.model_wrapped(
-                    input_ids=tokens, attention_mask=torch.ones_like(tokens)
-                ).logits.float()
-            alone = (logits[0, prompt - 1 : -1] / temperatures[row]).log_softmax(-1)  # (c, V)
-            logps[row, : len(alone)] = alone.gather(1, tokens[0, prompt:, None])[:, 0]
+            logits = logits_alone(trainer, tokens)[prompt - 1 : -1]
+            alone = (logits / temperatures[row]).log_softmax(-1)  # (c, V)
+            logps[row, : len(alone)] = alone.gather(1, tokens[prompt:, None])[:, 0]
     finally:
         trainer.model.train(training)
     return logps

@@ -16,7 +16,7 @@ from transformers.trainer import OPTIMIZER_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 
 from ..common.errors import ConfigurationError, RookWorldError
-from .checkpoints import MANIFEST, SAVING, STATE, entry, step_of
+from .checkpoints import MANIFEST, SAVING, best_beside, entry, step_of
 from .results import CARD, PROVENANCE, RESOLVED_CONFIG
 
 Changes = Mapping[str, Sequence[Any]]
@@ -184,9 +184,8 @@ def _set_aside(damaged: Mapping[Path, str]) -> None:
 
 def _check_best(folder: Path) -> None:
     """Set the best checkpoint so far aside if it is damaged; it would be loaded at the end."""
-    name = json.loads((folder / STATE).read_text()).get("best_model_checkpoint")
-    best = folder.with_name(Path(name).name) if name else folder
-    if best != folder and best.is_dir() and (fault := damage(best)) is not None:
+    best = best_beside(folder)
+    if best is not None and best != folder and (fault := damage(best)) is not None:
         print(
             f"{best} was the best so far: unless a later one is better, the run ends with the weights "
             "of its last step"
@@ -298,9 +297,8 @@ def changed_keys(checkpoint: Path, resolved: str) -> dict[str, list[Any]]:
     if refused := found.keys() - (FREE - fixed):
         raise RookWorldError(_refusal(checkpoint, {key: found[key] for key in sorted(refused)}))
     done, steps = step_of(checkpoint), known.get("max_steps")
-    unused = (
-        sorted(found.keys() - {"max_steps"}) if steps == done else []
-    )  # no step is left for them
+    # No step is left for them.
+    unused = sorted(found.keys() - {"max_steps"}) if steps == done else []
     if isinstance(steps, int) and (0 < steps < done or unused):
         earlier = f", or leave {', '.join(unused)} as before" if unused else ""
         raise RookWorldError(

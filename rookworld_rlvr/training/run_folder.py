@@ -142,12 +142,7 @@ def starting_point(output_dir: Path, checkpoint: Path | None, heldout: Dataset) 
     path = output_dir / HELDOUT_BEFORE
     if not goes_on(output_dir, checkpoint) or not path.is_file():
         return None
-    content = json.loads(path.read_text())
-    if "heldout" not in content:
-        raise RookWorldError(
-            f"the run in {output_dir} was begun by an earlier version; start in another output_dir"
-        )
-    before = heldout_results(content, "before")
+    before = heldout_results(json.loads(path.read_text()), "before")
     counted = {
         name: result.n for name, result in before.items() if not name.startswith(OWN_REWARDS)
     }

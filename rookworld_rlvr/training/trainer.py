@@ -26,7 +26,7 @@ from trl.trainer.utils import use_adapter
 
 from ..models import gpt2
 from ..models.loading import resolve_model_path
-from ..rewards.guard import RewardFaultArguments, RewardGuard
+from ..rewards.guard import RewardGuard
 from ..rewards.registry import open_rewards, with_functions
 from ..tasks.registry import task_of
 from ..tasks.task import Sampling
@@ -35,7 +35,7 @@ from .checkpoints import WholeCheckpoints
 from .heldout import HeldoutEvaluation
 from .model_card import OwnCard
 from .parts import aggregation
-from .parts.part import Batch, Call, Part, Rows, Sampled, Scores, arguments_of, whole
+from .parts.part import Batch, Call, Part, Rows, Sampled, Scores, whole
 from .parts.registry import parts_of, sampler_starts
 from .parts.sampling import draws_itself, rollout, samplings_of
 from .parts.steps import StepTimes
@@ -80,7 +80,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         self.call: Call | None = None
         self.being_scored: Rows | None = None
         self.is_beside = False
-        self.reward_guard = RewardGuard(arguments_of(args, RewardFaultArguments))
+        self.reward_guard = RewardGuard()
         if isinstance(model, str):
             model = resolve_model_path(model)
         with sampler_starts(args, model):
@@ -301,11 +301,10 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         terms = aggregation.policy_and_entropy(total, call.scores)
         for part in self.parts.values():
             if type(part).term is not Part.term:
-                term = part.term(self, call, inputs)
-                total = total if term is None else total + term
-                terms[part.loss_term or type(part).__name__] = (
-                    total.new_zeros(()) if term is None else term
-                )
+                found = part.term(self, call, inputs)
+                term = total.new_zeros(()) if found is None else found
+                terms[part.loss_term or type(part).__name__] = term
+                total = total + term
         return aggregation.Loss(aggregation.spread(total), terms, call)
 
     def _record_terms(
@@ -350,14 +349,6 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         for part in self.parts.values():
             part.on_optimizer(optimizer, self.model if model is None else model)
         return optimizer
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Use a part's schedule, if one has any."""
-        if self.lr_scheduler is None:  # type: ignore[has-type]
-            given = optimizer or self.optimizer, num_training_steps
-            own = (part.scheduler(*given) for part in self.parts.values())
-            self.lr_scheduler = next((schedule for schedule in own if schedule is not None), None)
-        return super().create_scheduler(num_training_steps, optimizer)
 
     def save_more(self, folder: Path) -> None:
         """Save the parts' states with each checkpoint, so that a resumed run continues them."""

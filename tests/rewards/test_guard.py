@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.rewards.guard import RewardFaultArguments, RewardGuard
+from rookworld_rlvr.rewards.guard import RewardGuard
 
 PROMPTS = ["a"] * 4 + ["b"] * 4 + ["c"] * 4
 COMPLETIONS = [f"{prompt}{turn % 4}" for turn, prompt in enumerate(PROMPTS)]
@@ -36,7 +36,8 @@ class Scored:
     """Rewards of the batch by functions, as TRL asks for them, after the guard."""
 
     def __init__(self, *funcs: Any, limit: float = 1.0) -> None:
-        guard = RewardGuard(RewardFaultArguments(unscored_limit=limit))
+        guard = RewardGuard()
+        guard.limit = limit
         self.metrics: dict[str, float] = {}
         self.extra: dict[str, list[Any]] = {}
         self.logged: list[tuple[str, float]] = []
@@ -92,14 +93,15 @@ def test_above_the_limit_the_first_failure_is_the_message() -> None:
         Scored(numbers, failing_at("a0"), limit=0.3)
     said = str(caught.value)
     assert "the reward reward raised KeyError: 'planted' (test_guard.py, line " in said
-    assert "; 4 of 12 completions are unscored" in said and "unscored_limit: 0.3" in said
+    assert "; 4 of 12 completions are unscored" in said and "more than 30% of the batch" in said
     assert "on process" not in said, "there is one"
 
 
 def test_a_reward_that_is_asked_in_two_calls_fails_on_the_rows_of_both_and_is_shown_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    guard = RewardGuard(RewardFaultArguments(unscored_limit=0.5))
+    guard = RewardGuard()
+    guard.limit = 0.5
     (func,) = guard.around([failing_at("a0")])
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -122,7 +124,8 @@ def test_rewards_of_our_own_are_not_asked_again() -> None:
 
 def test_rows_of_other_tasks_are_not_lost() -> None:
     environment, policy = "A: 8/8/8/8/8/4k3/8/4K3 w - - 0 1+", "P: 8/8/8/8/8/4k3/8/4K3 w - - 0 1 "
-    guard = RewardGuard(RewardFaultArguments(unscored_limit=0.5))
+    guard = RewardGuard()
+    guard.limit = 0.5
     reward = failing_at("bad")
     vars(reward)["tasks"] = ("environment",)
     (func,) = guard.around([reward])
@@ -141,7 +144,7 @@ def test_a_call_that_logs_nothing_does_not_leave_an_earlier_batch_beside_its_row
         log_extra("text", completions)
         return numbers(completions)
 
-    guard, extra = RewardGuard(RewardFaultArguments()), []
+    guard, extra = RewardGuard(), []
     (guarded,) = guard.around([reward])
     for _ in range(2):
         given = {"log_extra": lambda name, values: extra.append(values), "trainer_state": None}
@@ -175,9 +178,9 @@ def test_a_group_leaves_out_what_is_unscored(
         rewards=[{"name": "graduated"}, {"name": "asymmetric"}],
         preflight=False,
         eval_on_start=True,
-        unscored_limit=0.25,
         logging_steps=1,
     )
+    trainer.reward_guard.limit = 0.25
     advantages = []
     sample = trainer.sample
 

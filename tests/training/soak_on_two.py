@@ -23,6 +23,7 @@ import psutil
 from accelerate import PartialState
 
 from rookworld_rlvr.cli.run import run_cli
+from rookworld_rlvr.rewards import guard
 
 from ..conftest import recipe
 
@@ -86,6 +87,7 @@ if __name__ == "__main__":
     folder, kind, *words = sys.argv[1:]
     script = recipe("grpo")
     if kind == "faults":
+        guard.UNSCORED_LIMIT = 0.5  # a prompt is a quarter of a batch
         plant(script, Path(folder))
     sys.argv[1:] = [*words, "--output_dir", str(Path(folder) / "run")]
     run_cli(script.main)

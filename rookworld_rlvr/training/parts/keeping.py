@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from ...common.errors import RookWorldError
-from ..answering import is_sharded
 from ..health import losses
 from .part import Part
 
@@ -48,7 +47,7 @@ class Averaging(Part):
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer)
-        if is_sharded(trainer) or hasattr(trainer.networks()[0], "peft_config"):
+        if trainer.is_fsdp_enabled or hasattr(trainer.networks()[0], "peft_config"):
             raise RookWorldError(
                 f"start_share: {trainer.args.start_share} needs whole weights, but they are sharded or "
                 "adapters; leave it out, or use DDP without use_peft"
@@ -72,10 +71,8 @@ class Averaging(Part):
         return list(self._trainer.networks()[0].parameters())
 
     def _average(self) -> None:
-        share, pairs = (
-            self._trainer.args.start_share,
-            zip(self._weights(), self._start, strict=True),
-        )
+        share = self._trainer.args.start_share
+        pairs = zip(self._weights(), self._start, strict=True)
         self._set([w.detach().lerp(start.to(w.device), share) for w, start in pairs])
 
     @torch.no_grad()

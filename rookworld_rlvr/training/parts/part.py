@@ -163,10 +163,6 @@ class Part(TrainerCallback):
     def on_optimizer(self, optimizer: torch.optim.Optimizer, network: torch.nn.Module) -> None:
         """Change the optimiser's parameter groups, when it has been made or is asked for again."""
 
-    def scheduler(self, optimizer: torch.optim.Optimizer, steps: int) -> Any:
-        """The learning rate's schedule; None leaves it to transformers."""
-        return None
-
     def evaluating(self) -> AbstractContextManager[None]:
         """Goes around each evaluation in training, with the weights that it is to measure."""
         return nullcontext()

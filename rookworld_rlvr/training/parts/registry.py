@@ -89,8 +89,7 @@ class PartArguments:
         "KL(reference‖policy), reverse KL(policy‖reference), which some code calls forward.",
     )
     kl_control: Literal["fixed", "adaptive"] = setting(
-        "fixed",
-        "fixed keeps the KL term's coefficient at beta; adaptive changes it to reach kl_target.",
+        "fixed", "fixed keeps the KL's coefficient at beta; adaptive changes it to reach kl_target."
     )
     kl_adaptation: Literal["proportional", "multiplicative"] = setting(
         "proportional",
@@ -101,9 +100,7 @@ class PartArguments:
         None, "The KL that kl_control: adaptive aims at, in nats a token.", above=0
     )
     kl_horizon: int = setting(
-        10_000,
-        "Completions over which a proportional change is made in full; fewer adapt faster.",
-        above=0,
+        10_000, "Completions over which a proportional change is made in full.", above=0
     )
     kl_warmup_steps: int = setting(
         0, "Optimiser steps over which the KL term's coefficient rises linearly from 0.", least=0
@@ -121,16 +118,6 @@ class PartArguments:
     )
     baseline_spread: float = setting(
         0.3, "For adaptive: the standard deviation above which the median is used.", above=0
-    )
-
-    # The learning rate in three phases
-    lr_three_phases: bool = setting(
-        False,
-        "In place of lr_scheduler_type: the learning rate rises over warmup_steps, falls along a cosine "
-        "to 5%, and falls linearly to 0 over the last lr_linear_share of the steps.",
-    )
-    lr_linear_share: float = setting(
-        0.1, "Share of the steps that the last phase of lr_three_phases takes.", least=0, below=1
     )
 
     # How each task is sampled
@@ -204,9 +191,7 @@ class PartArguments:
         most=1,
     )
     value_coef: float = setting(
-        0.1,
-        "For gae: the coefficient of the value head's loss, whose gradient reaches the policy, too.",
-        least=0,
+        0.1, "For gae: coefficient of the value head's loss, which moves the policy too.", least=0
     )
     value_learning_rate: float = setting(
         1e-3, "For gae: the learning rate of the value head, which starts from 0.", above=0
@@ -285,9 +270,8 @@ def part_faults(args: Any) -> list[str]:
         "colocate": args.task_sampling and args.use_vllm and args.vllm_mode == "server",
     }
     faults = [fault for fault, is_broken in broken.items() if is_broken]
-    for task, own in (
-        args.task_sampling if isinstance(args.task_sampling, Mapping) else {}
-    ).items():
+    given = args.task_sampling if isinstance(args.task_sampling, Mapping) else {}
+    for task, own in given.items():
         length = own.get("max_completion_length") if isinstance(own, Mapping) else None
         if length and args.max_completion_length and length > args.max_completion_length:
             faults.append(
@@ -349,7 +333,6 @@ _PARTS: dict[str, tuple[str, Callable[[Any, PartArguments], Any]]] = {
         "prompt_sampler.PromptSampling",
         lambda _, args: args.task_phases or args.sft_extra or args.zero_variance == "resample",
     ),
-    "three_phases": ("steps.ThreePhases", lambda _, args: args.lr_three_phases),
     "nonfinite": ("steps.Nonfinite", lambda trainer, _: not trainer.args.fp16),
     "averaging": ("keeping.Averaging", lambda _, args: args.start_share),
     "guard": ("keeping.Guard", lambda _, args: args.guard),

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from trl.models.utils import unwrap_model_for_generation
 
 from ...common.errors import RookWorldError
-from ...models.decoding import Drawn, decode, only_generate
-from ...tasks.registry import TASKS, task_of
+from ...models.decoding import Drawn, decode, language_model, only_generate
+from ...tasks.registry import TASKS
 from ...tasks.task import Sampling
-from ..answering import gathered, gathers_at_each_forward
+from ..answering import whole_network
 from .part import Batch, Call, Part, arguments_of
 from .registry import PartArguments
 
@@ -61,14 +60,12 @@ def draws_itself(trainer: Any) -> bool:
 def needs_generate(trainer: Any) -> bool:
     """Whether what a trainer draws itself needs transformers' `generate`, or continuous batching.
 
-    That is so if each forward gathers the weights, or if a setting or the model needs something that the
-    loop in `models.decoding` does not have.
+    That is so if a setting or the model needs something that the loop of `models.decoding` lacks.
     """
     args = trainer.args
     network = trainer.accelerator.unwrap_model(trainer.model)
     return bool(
-        gathers_at_each_forward(trainer)
-        or args.use_transformers_continuous_batching
+        args.use_transformers_continuous_batching
         or trainer.tools
         or args.generation_kwargs
         or args.cache_implementation
@@ -99,17 +96,11 @@ def draw(
         rows: How each is drawn; a length of None is the trainer's.
         keep_logps: Whether to return log-probs.
     """
-    with (
-        unwrap_model_for_generation(
-            trainer.model_wrapped,
-            trainer.accelerator,
-            gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
-            generation_kwargs=trainer.generation_kwargs,
-            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
-        ) as network,
-        gathered(trainer),
-        trainer.accelerator.autocast(),
-    ):
+    settings = {
+        "generation_kwargs": trainer.generation_kwargs,
+        "gradient_checkpointing_kwargs": trainer.args.gradient_checkpointing_kwargs,
+    }
+    with whole_network(trainer, **settings) as network:
         return decode(
             network,
             prompts,
@@ -139,11 +130,6 @@ def rollout(
     return {"prompt_ids": prompt_ids, "completion_ids": drawn.ids, "logprobs": drawn.logps}
 
 
-def language_model(network: Any) -> Any:
-    """The language model with its head, also inside of adapters."""
-    return network.get_base_model() if hasattr(network, "peft_config") else network
-
-
 def backbone(network: Any) -> Any:
     """The module that computes the hidden states which the head reads, also inside of adapters."""
     return language_model(network).base_model
@@ -161,18 +147,13 @@ class TaskSampling(Part):
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._tasks = sorted({task_of(prompt) for prompt in trainer.train_dataset["prompt"][:]})
         for network in trainer.networks():
             backbone(network).register_forward_hook(self._scale_hidden_states)
 
     def extend(self, call: Call, batch: Batch) -> None:
-        """Add the rows' temperatures, and log each task's."""
+        """Add the rows' temperatures."""
         assert call.temperatures is not None
         batch["temperature"] = call.temperatures
-        ways = self._trainer.task_samplings
-        self._trainer.record(
-            {f"sampling/temperature_{t}": ways[t].temperature for t in self._tasks}
-        )
 
     def _scale_hidden_states(self, module: torch.nn.Module, args: Any, output: Any) -> Any:
         rows = self._trainer.being_scored

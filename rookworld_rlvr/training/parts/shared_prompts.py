@@ -23,9 +23,9 @@ from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from ...models.decoding import adds_tokens
+from ...models.decoding import adds_tokens, language_model
 from .part import Call, Part, Rows, Scores
-from .sampling import backbone, language_model
+from .sampling import backbone
 
 _IGNORED = -100  # the label of a token that is not scored
 _MULTIPLE = 8  # of keys, for GPUs' kernels

@@ -1,4 +1,4 @@
-"""What is done about each step: its seconds, its learning rate, and skipping it if it is not finite."""
+"""What is done about each step: its seconds, and skipping it if it is not finite."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers.trainer_utils import get_last_checkpoint
 from trl.extras.profiling import ProfilingContext
 
@@ -22,7 +21,6 @@ logger = logging.getLogger(__name__)
 
 PHASES = ("sampling", "rewards")  # all other time of a step, up to its gradients, is its update
 LIMIT = 3  # steps in a row that may be skipped
-_LOWEST = 0.05  # share of the learning rate at which the cosine ends
 
 
 # --------------------------------------------------------------------------------------------------
@@ -133,32 +131,3 @@ class Nonfinite(Part):
     def numbers(self) -> dict[str, float]:
         """The metric to log."""
         return {"health/skipped_steps": self.skipped}
-
-
-# --------------------------------------------------------------------------------------------------
-# Learning rate
-# --------------------------------------------------------------------------------------------------
-class ThreePhases(Part):
-    """Makes the scheduler of the three phases."""
-
-    def scheduler(self, optimizer: torch.optim.Optimizer, steps: int) -> Any:
-        args = self._trainer.args
-        warmup, share = args.get_warmup_steps(steps), args.lr_linear_share
-        return torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: three_phases(step, steps, warmup, share)
-        )
-
-
-def three_phases(step: int, steps: int, warmup: int, linear_share: float) -> float:
-    """The share of the learning rate at a step: up from 0, along a cosine to 5%, linearly to 0.
-
-    >>> [round(three_phases(step, 100, 10, 0.2), 3) for step in (0, 5, 10, 45, 80, 90, 100)]
-    [0.0, 0.5, 1.0, 0.525, 0.05, 0.025, 0.0]
-    """
-    last = steps - round(linear_share * steps)  # where the cosine ends
-    if step < warmup:
-        return step / warmup
-    if step < last:
-        progress = (step - warmup) / max(1, last - warmup)
-        return _LOWEST + (1 - _LOWEST) * (1 + math.cos(math.pi * progress)) / 2
-    return _LOWEST * max(0, steps - step) / max(1, steps - last)

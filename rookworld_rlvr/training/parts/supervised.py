@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from trl.trainer.utils import pad
 
+from ...models.decoding import pad_rows
 from .aggregation import on_all, per_item
 from .part import Batch, Call, Part, Rows, Scores
 from .teaching import taught_answer
@@ -41,10 +42,8 @@ class Supervised(Part):
         ``(B, E)``, and ``answer_items``, the number of the answers' tokens on all processes.
         """
         trainer, size = self._trainer, self._trainer.num_generations
-        each, extra = (
-            math.ceil(self._trainer.args.sft_extra / size),
-            self._extra(len(call.rows) // size),
-        )
+        each = math.ceil(trainer.args.sft_extra / size)
+        extra = self._extra(len(call.rows) // size)
         rows: list[Any] = []
         for place, row in enumerate(call.rows):
             own = extra[place * each : (place + 1) * each]
@@ -71,10 +70,9 @@ class Supervised(Part):
 
     def _padded(self, rows: list[list[int]], side: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows of tokens as one tensor, and the mask of their tokens."""
-        tokens = [torch.tensor(row, dtype=torch.long) for row in rows]
-        fill, device = self._trainer.processing_class.pad_token_id, self._trainer.accelerator.device
-        masks = [torch.ones_like(row) for row in tokens]
-        return pad(tokens, fill, side).to(device), pad(masks, 0, side).to(device)
+        padded = pad_rows(rows, self._trainer.processing_class.pad_token_id, side)
+        tokens, mask = (column.to(self._trainer.accelerator.device) for column in padded.values())
+        return tokens, mask
 
     # --------------------------------------------------------------------------------------------
     # Loss
@@ -120,9 +118,8 @@ def with_answers(rows: Rows, inputs: Mapping[str, torch.Tensor]) -> Rows:
     prompts, prompt_mask, answers, answer_mask = (
         inputs[name].transpose(0, 1)[kept] for name in _COLUMNS
     )
-    order = prompt_mask.argsort(
-        dim=1, stable=True
-    )  # rounds that are joined have padding in between
+    # Rounds that are joined have padding in between.
+    order = prompt_mask.argsort(dim=1, stable=True)
     longest = max([length, *answer_mask.sum(1).tolist()])
     if temperatures is not None:
         temperatures = torch.cat([temperatures, inputs["answer_temperature"].T[kept]])

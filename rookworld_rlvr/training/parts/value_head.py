@@ -15,9 +15,10 @@ import safetensors.torch
 import torch
 
 from ...common.files import open_to_others
+from ...models.decoding import language_model
 from .aggregation import STD_EPSILON, aggregate
 from .part import Batch, Call, Part, Rows, whole
-from .sampling import backbone, language_model
+from .sampling import backbone
 
 VALUE_HEAD_FILE = "value_head.safetensors"
 
@@ -44,11 +45,6 @@ def generalised_advantages(
         later = (error + gamma * lam * later).where(step < lengths, 0)
         advantages[:, step] = later
     return advantages, (advantages + values) * mask
-
-
-def value_error(values: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
-    """Half the squared error of values ``(B, C)``; 0 for completions without a reward."""
-    return 0.5 * (values - inputs["returns"]).square() * inputs["value_mask"]
 
 
 class ValueHead(Part):
@@ -156,7 +152,8 @@ class ValueHead(Part):
         """The head's own loss, times its coefficient."""
         if "returns" not in inputs:
             return None
-        error = value_error(self._values(*inputs["completion_ids"].shape), inputs)
+        off = self._values(*inputs["completion_ids"].shape) - inputs["returns"]
+        error = 0.5 * off.square() * inputs["value_mask"]  # 0 for completions without a reward
         counts = torch.stack([error.detach().sum(), inputs["value_mask"].sum().float()])
         total, tokens = trainer.accelerator.reduce(counts, reduction="sum").tolist()
         trainer.record({"value/loss": total / max(tokens, 1)})

@@ -170,7 +170,6 @@ def test_adaptive_kl_moves_the_coefficient_and_goes_on_after_a_resume(
     assert used == pytest.approx([0.1, 0.1, 0.15]), "two steps are judged together"
     assert "kl/window" not in logged[0]
     assert logged[1]["kl/window"] == pytest.approx(sum(kls[:2]) / 2, rel=1e-4)
-    assert [entry["kl/verdict"] for entry in logged[:2]] == [0, 1], "raised for the third step"
     assert logged[1]["kl/target"] == 1e-9
     kept = json.loads((tmp_path / "run" / "checkpoint-2" / PARTS_STATE).read_text())
     assert kept["kl"]["beta"] == pytest.approx(used[2])
@@ -182,23 +181,3 @@ def test_adaptive_kl_moves_the_coefficient_and_goes_on_after_a_resume(
         entry["kl/coefficient"] for entry in again.state.log_history[-3:] if "kl" in entry
     ]
     assert resumed == pytest.approx(used[2])
-
-
-def test_the_learning_rate_goes_through_three_phases(build: Callable[..., Any], start: str) -> None:
-    trainer = build(
-        loading.load_model(start),
-        lr_three_phases=True,
-        lr_linear_share=0.4,
-        warmup_steps=2,
-        learning_rate=1e-3,
-        max_steps=10,
-        max_completion_length=2,
-        per_device_train_batch_size=4,
-        **STEPS,
-    )
-    trainer.train()
-    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
-    half = 1e-3 * (0.05 + 0.95 / 2)
-    assert rates[:3] == pytest.approx([0, 0.5e-3, 1e-3])
-    assert rates[4] == pytest.approx(half)
-    assert rates[6:] == pytest.approx([0.5e-4, 0.375e-4, 0.25e-4, 0.125e-4])
