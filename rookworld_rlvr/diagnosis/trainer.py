@@ -179,7 +179,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
             "reference": inputs.get("ref_per_token_logps"),
         }
         if "kl" in self.parts and tokens["reference"] is not None:
-            kl = self.parts["kl"].per_token(logps, inputs)
+            kl = self.parts["kl"].per_token(logps, inputs)[0]
             weights = torch.zeros_like(kl).requires_grad_()
             (slope,) = slopes_of(aggregate(self, weights, inputs), [weights])
             tokens["kl"] = kl

@@ -82,16 +82,20 @@ ESTIMATORS: Mapping[KLEstimator, Estimator] = {
 
 def per_token_kl(
     logps: torch.Tensor, reference_logps: torch.Tensor, estimator: KLEstimator
-) -> torch.Tensor:
-    """KL ``(B, T)`` of each sampled token, in nats; where a log-ratio is clamped, it has no gradient.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """KL of each sampled token, and which log-ratios were clamped.
 
     Args:
         logps: The policy's log-probs ``(B, T)``, with gradient.
         reference_logps: The reference's log-probs ``(B, T)``.
         estimator: A key of `ESTIMATORS`.
+
+    Returns:
+        KL ``(B, T)`` in nats, and a mask ``(B, T)`` of the clamped tokens, which have no gradient.
     """
     ratio = reference_logps - logps
-    return ESTIMATORS[estimator](ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+    clamped = ratio.abs() > LOG_RATIO_BOUND
+    return ESTIMATORS[estimator](ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)), clamped
 
 
 def importance_weighted(
@@ -134,12 +138,14 @@ class KLController:
         start: The first coefficient; `beta` moves on.
         measured: KL and completions of each of the steps since the last judgement.
         before: The KL at the last judgement; None before the first.
+        verdict: What the last judgement did to the coefficient: 1 raised it, -1 lowered it, 0 left it.
     """
 
     beta: float
     args: PartArguments
     measured: list[list[float]] = field(default_factory=list)
     before: float | None = None
+    verdict: int = 0
 
     def __post_init__(self) -> None:
         self.start = self.beta
@@ -170,15 +176,17 @@ class KLController:
             kl > (1 + _MOVED) * before if kl < target else kl < (1 - _MOVED) * before
         )
         self.measured, self.before = [], kl
+        beta = self.beta
         if not returns:
             self._adapt(kl, completions, target)
+        self.verdict = (self.beta > beta) - (self.beta < beta)
 
     def numbers(self) -> dict[str, float]:
         """What the latest judgement went by, for the log of its step; empty for a fixed coefficient."""
         if self.args.kl_target is None:
             return {}
         judged = {} if self.before is None else {"kl/window": self.before}
-        return {"kl/target": self.args.kl_target, **judged}
+        return {"kl/target": self.args.kl_target, **judged, "kl/verdict": float(self.verdict)}
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs."""
@@ -214,39 +222,43 @@ class KLTerm(Part):
         self._sums = torch.zeros(2, dtype=torch.float64)  # KL of a step's tokens, and their number
         self._completions = 0  # in a step
 
-    def per_token(self, logps: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
-        """KL ``(B, T)`` by token, as used in the loss."""
+    def per_token(
+        self, logps: torch.Tensor, inputs: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """KL by token as used in the loss, and which log-ratios were clamped, ``(B, T)`` each."""
         estimator = self.args.kl_estimator
-        kl = per_token_kl(logps, inputs["ref_per_token_logps"], estimator)
+        kl, clamped = per_token_kl(logps, inputs["ref_per_token_logps"], estimator)
         if self._trainer.args.use_bias_correction_kl:
             kl = importance_weighted(kl, log_importance(self._trainer, logps, inputs), estimator)
-        return kl * _sampled(inputs)
+        sampled = _sampled(inputs)
+        return kl * sampled, clamped & sampled
 
     def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
         """The KL term with the current coefficient."""
         if inputs.get("ref_per_token_logps") is None:
             return None
         assert call.scores is not None
-        kl = self.per_token(call.scores.logps, inputs)
+        kl, clamped = self.per_token(call.scores.logps, inputs)
         trainer.beta = self.controller.coefficient(trainer.state.global_step)
-        self._count(kl.detach(), inputs)
+        self._count(kl.detach(), clamped, inputs)
         return trainer.beta * aggregate(trainer, kl, inputs)
 
     @torch.no_grad()
-    def _count(self, kl: torch.Tensor, inputs: Mapping[str, Any]) -> None:
+    def _count(self, kl: torch.Tensor, clamped: torch.Tensor, inputs: Mapping[str, Any]) -> None:
         trainer, mask = self._trainer, inputs["completion_mask"] * _sampled(inputs)
         advantages = (inputs["advantages"] + inputs.get("taught_advantages", 0)).abs()
         pulls = advantages if advantages.dim() > 1 else advantages.unsqueeze(1)
-        sums = [(kl * mask).sum(), mask.sum(), (kl.abs() * mask).sum()]
+        sums = [(kl * mask).sum(), mask.sum(), (clamped * mask).sum(), (kl.abs() * mask).sum()]
         local = torch.stack([*sums, (pulls * inputs["completion_mask"]).sum()]).double()
         total = trainer.accelerator.reduce(local, reduction="sum")
-        mean, _, ours, theirs = (total / total[1].clamp(min=1.0)).tolist()
+        mean, _, share, ours, theirs = (total / total[1].clamp(min=1.0)).tolist()
         scale = float(inputs.get("row_scale", 1))  # which the advantages have already
         ours *= trainer.beta * scale
         trainer.record(
             {
                 "kl": mean,
                 "kl/coefficient": trainer.beta,
+                "kl/clamped_share": share,
                 "kl/share_of_loss": ours / (ours + theirs) if ours + theirs else 0.0,
             }
         )

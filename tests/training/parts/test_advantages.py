@@ -170,6 +170,7 @@ def test_adaptive_kl_moves_the_coefficient_and_goes_on_after_a_resume(
     assert used == pytest.approx([0.1, 0.1, 0.15]), "two steps are judged together"
     assert "kl/window" not in logged[0]
     assert logged[1]["kl/window"] == pytest.approx(sum(kls[:2]) / 2, rel=1e-4)
+    assert [entry["kl/verdict"] for entry in logged[:2]] == [0, 1], "raised for the third step"
     assert logged[1]["kl/target"] == 1e-9
     kept = json.loads((tmp_path / "run" / "checkpoint-2" / PARTS_STATE).read_text())
     assert kept["kl"]["beta"] == pytest.approx(used[2])

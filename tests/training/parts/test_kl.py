@@ -39,7 +39,7 @@ def exact_kl(name: str, logits: torch.Tensor) -> torch.Tensor:
 def expected(estimator: str, logits: torch.Tensor) -> torch.Tensor:
     """The mean of an estimator over tokens drawn from the policy, exactly; draws have no gradient."""
     logps = logits.log_softmax(-1)
-    kl = per_token_kl(logps, REFERENCE, estimator)
+    kl, _ = per_token_kl(logps, REFERENCE, estimator)
     return (logps.exp().detach() * kl).sum()
 
 
@@ -62,7 +62,7 @@ def test_an_estimators_mean_and_gradients_are_those_of_its_divergence(
     mean, logps = expected(estimator, logits), logits.log_softmax(-1)
     if value is not None:
         assert mean.item() == pytest.approx(exact_kl(value, logits).item(), rel=1e-9)
-    kl = per_token_kl(logps, REFERENCE, estimator)
+    kl, _ = per_token_kl(logps, REFERENCE, estimator)
     weighted = logps.exp().detach() * importance_weighted(kl, logps - logps.detach(), estimator)
     for ours, divergence in ((mean, gradient), (weighted.sum(), weighted_gradient)):
         if divergence is not None:
@@ -75,22 +75,23 @@ def test_an_estimators_mean_and_gradients_are_those_of_its_divergence(
 def test_importance_weights_correct_for_tokens_of_an_older_policy() -> None:
     old = torch.randn(7, dtype=torch.float64).log_softmax(-1)
     logps = POLICY_LOGITS.log_softmax(-1)
-    kl = per_token_kl(logps, REFERENCE, "k3")
+    kl, _ = per_token_kl(logps, REFERENCE, "k3")
     mean = (old.exp() * importance_weighted(kl, logps - old, "k3")).sum()
     assert mean.item() == pytest.approx(exact_kl("reverse", POLICY_LOGITS).item(), rel=1e-9)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_log_ratios_out_of_bounds_are_clamped(estimator: str) -> None:
+def test_log_ratios_out_of_bounds_are_clamped_and_counted(estimator: str) -> None:
     logps = torch.tensor([[-1.0, -900.0, -1.0]], requires_grad=True)
     reference = torch.tensor([[-1.5, -1.0, -700.0]])
-    kl = per_token_kl(logps, reference, estimator)
+    kl, clamped = per_token_kl(logps, reference, estimator)
+    assert clamped.tolist() == [[False, True, True]]
     assert torch.isfinite(kl).all()
     (gradient,) = torch.autograd.grad(kl.sum(), logps)
     assert torch.isfinite(gradient).all()
     assert gradient[0, 1:].abs().max() == 0
-    kl = per_token_kl(logps, logps.clone(), estimator)
-    assert not kl.any(), "to oneself"
+    kl, clamped = per_token_kl(logps, logps.clone(), estimator)
+    assert not kl.any() and not clamped.any(), "to oneself"
 
 
 def adaptive(beta: float, target: float, **keys: Any) -> KLController:
@@ -159,7 +160,7 @@ def test_the_coefficient_waits_only_while_the_kl_returns() -> None:
     assert after(0.2, 0.2) == pytest.approx(1 / 1.5), "too high, but falling"
     assert after(0.12, 0.08) == pytest.approx(1 / 1.5), "0.1"
     after(0.2)
-    assert controller.numbers() == {"kl/target": 0.1, "kl/window": 0.1}
+    assert controller.numbers() == {"kl/target": 0.1, "kl/window": 0.1, "kl/verdict": 0}
     again = adaptive(1.0, 0.1, kl_adaptation="multiplicative")
     again.load(json.loads(json.dumps(controller.state())))
     assert again == controller

@@ -261,8 +261,8 @@ def test_taught_answers_are_not_in_the_kl(build: Build, random_gpt2: Any, tmp_pa
     batch = batch_of(trainer)
     taught, ours = batch["taught"], batch["taught_advantages"]
     logps = torch.zeros_like(batch["ref_per_token_logps"])
-    kl = trainer.parts["kl"].per_token(logps, batch)
-    assert not kl[taught].any() and (kl[~taught] > 0).any()
+    kl, clamped = trainer.parts["kl"].per_token(logps, batch)
+    assert not kl[taught].any() and not clamped[taught].any() and (kl[~taught] > 0).any()
     shares = []
     for advantages in (ours, torch.zeros_like(ours)):
         changed = {"ref_per_token_logps": logps, "taught_advantages": advantages}
