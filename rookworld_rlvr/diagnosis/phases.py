@@ -367,7 +367,7 @@ GROUP_SIZES = (2, 4, 8, 16, 32)
 
 
 def what_if(trainer: DiagnosedTrainer, rows: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """The three tables, as records; those of beta and rate look one step on.
+    """The four tables, as records; those of beta and rate look one step on.
 
     Args:
         trainer: After its first step.
@@ -395,8 +395,28 @@ def what_if(trainer: DiagnosedTrainer, rows: pd.DataFrame) -> dict[str, list[dic
             }
             for k, found in sorted(rates.items())
         ],
+        "what_if_temperature": _temperatures(trainer),
         "what_if_group_size": sizes.to_dict("records"),
     }
+
+
+def _temperatures(trainer: DiagnosedTrainer) -> list[dict[str, Any]]:
+    """Entropy, log-prob and expected reward at other temperatures, from completions sampled at this one.
+
+    The reward weighs each completion by how much likelier it is at the other temperature. The effective
+    share says how many of the completions count then: far from this temperature hardly any.
+    """
+    rows = pd.DataFrame(gather_object(trainer.at_temperatures)).dropna(subset="reward")
+    logps = rows.pivot(index="row", columns="times_temperature", values="logp")
+    ratios = logps.sub(logps[1.0], axis=0)
+    weights = (ratios - ratios.max()).map(math.exp)
+    weights /= weights.sum()
+    means = rows.groupby("times_temperature")[["entropy", "logp", "tokens"]].sum()
+    table = means[["entropy", "logp"]].div(means["tokens"], axis=0)
+    table["reward"] = weights.mul(rows.groupby("row")["reward"].first(), axis=0).sum()
+    table["effective_share"] = 1 / (weights**2).sum() / len(weights)
+    found: list[dict[str, Any]] = table.reset_index().to_dict("records")
+    return found
 
 
 def comparison(log: Mapping[str, Any], other: Sequence[Mapping[str, Any]]) -> list[Part]:

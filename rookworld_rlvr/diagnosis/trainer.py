@@ -22,7 +22,7 @@ from transformers import TrainerCallback
 from ..common.machine import peak_memory
 from ..models.decoding import Decoding
 from ..tasks.metrics import Results
-from ..training.answering import decode, score
+from ..training.answering import decode, logits_alone, score
 from ..training.parts.aggregation import Loss, aggregate, weighted
 from ..training.parts.part import Batch
 from ..training.parts.sampling import rollout
@@ -36,6 +36,8 @@ COLUMNS = (  # of a completion, if it is trained on: numbers, then lists by toke
 SAMPLED = Decoding("sampled", temperature=0.8)  # as the predecessors measured a batch
 SAMPLES = 2  # a prompt
 MULTIPLES = (0.25, 0.5, 2.0, 4.0)  # of the update, and of beta
+TEMPERATURES = (0.5, 0.8, 1.0, 1.25, 2.0)  # times that of sampling
+TEMPERATURE_ROWS = 32  # completions of a process, scored by themselves
 ROW = "diagnosed_row"  # rides along in TRL's batches, which are shuffled and split
 
 
@@ -51,6 +53,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         layers: Gradient and update by layer.
         one_step_on: What the loss would log for the same batch after the step; empty if the weights
             are spread over processes. `after_multiples`: the same after multiples of the update.
+        at_temperatures: Some completions at other temperatures, see `at_temperatures`.
         costs: Seconds, calls and peak memory in bytes by phase.
     """
 
@@ -71,6 +74,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         self.layers = pd.DataFrame()
         self.one_step_on: dict[str, float] = {}
         self.after_multiples: dict[float, dict[str, float]] = {}
+        self.at_temperatures: list[dict[str, Any]] = []
         self.batches: list[tuple[Mapping[str, Any], torch.Tensor]] = []
         backward = self.accelerator.backward
 
@@ -309,6 +313,8 @@ class StepNotes(TrainerCallback):  # type: ignore[misc]
             for name, weight in self._parameters():
                 self.before[name] = full(weight)
                 self.gradients[name] = 0.0 if weight.grad is None else norm(full(weight.grad))
+            with self.trainer.phase("diagnosis"):
+                self.trainer.at_temperatures = at_temperatures(self.trainer)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step:
@@ -378,3 +384,31 @@ def after_multiples(
     for name, weight in weights.items():
         weight.copy_(after[name])
     return found
+
+
+@torch.no_grad()
+def at_temperatures(trainer: Any) -> list[dict[str, Any]]:
+    """Log-prob and entropy of some of this process's completions at multiples of their temperature."""
+    notes = []
+    rows = [
+        (inputs, at) for inputs, _ in trainer.batches for at in range(len(inputs["advantages"]))
+    ]
+    for inputs, at in rows[:TEMPERATURE_ROWS]:
+        prompt, completion = (
+            inputs[f"{part}_ids"][at][inputs[f"{part}_mask"][at].bool()]
+            for part in ("prompt", "completion")
+        )
+        ids = torch.cat([prompt, completion])
+        logits = logits_alone(trainer, ids)[len(prompt) - 1 : -1]
+        given = inputs.get("temperature")
+        heat = trainer.temperature if given is None else given[at].item()
+        number = int(inputs[ROW][at])
+        row = (trainer.accelerator.process_index, number)
+        reward = trainer.completions[number]["reward"]
+        for times in TEMPERATURES:
+            logps = (logits / (heat * times)).log_softmax(-1)  # (C, V)
+            note = {"row": row, "reward": reward, "times_temperature": times, "tokens": len(logps)}
+            note["entropy"] = -(logps.exp() * logps).sum().item()
+            note["logp"] = logps.gather(1, completion.unsqueeze(1)).sum().item()
+            notes.append(note)
+    return notes

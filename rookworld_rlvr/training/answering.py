@@ -91,8 +91,14 @@ def logits_alone(trainer: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 # --------------------------------------------------------------------------------------------------
-# Weights that FSDP spreads over processes
+# Weights that are spread over processes
 # --------------------------------------------------------------------------------------------------
+def is_sharded(trainer: Any) -> bool:
+    """Whether no process keeps all of a trainer's weights: under FSDP and DeepSpeed ZeRO-3."""
+    plugin = trainer.accelerator.state.deepspeed_plugin
+    return bool(trainer.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3))
+
+
 @contextmanager
 def gathered(trainer: Any) -> Iterator[None]:
     """Give each process the whole weights of the policy while it samples, if FSDP has sharded them.

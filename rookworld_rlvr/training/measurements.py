@@ -27,7 +27,7 @@ from ..models.decoding import ANSWER_TOKENS, Decoding, complete, shared
 from ..tasks.metrics import evaluate_completions
 from ..tasks.registry import TASKS, is_right
 from ..tasks.types import values_by_move
-from .answering import answering, decode
+from .answering import answering, decode, is_sharded
 from .results import HELDOUT_PASS
 
 PASS_ROWS = 200  # of each task, always the same ones
@@ -151,7 +151,7 @@ def measure_others(
     """
     start, fault = None, ""
     try:
-        if trainer.is_fsdp_enabled:
+        if is_sharded(trainer):
             raise RookWorldError("the weights are sharded; set other_task_rows: 0 to leave it out")
         start = load_start()
     except RookWorldError as error:  # the run's own results are still to be written

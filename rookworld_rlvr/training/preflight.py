@@ -7,7 +7,6 @@ while `generate` counts them from the text, so the trainer's log-probs differ fr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -46,12 +45,17 @@ class Parity:
     sampler_gap: float  # largest |trainer's log-prob - sampler's|, over tokens
     reference_kl: float  # KL from policy to reference by the k3 estimator; 0 without a reference
 
-    def faults(self, tolerance: float) -> list[str]:
-        """The numbers that are over the tolerance, in nats, or not finite, as phrases."""
+    def faults(self, tolerance: float, sampler: float = 0.0) -> list[str]:
+        """The numbers that are over the tolerance or not finite, as phrases.
+
+        Args:
+            tolerance: In nats.
+            sampler: The tolerance of `sampler_gap`, if it is larger.
+        """
         return [
             f"{name} = {value:.3g}"
             for name, value in asdict(self).items()
-            if not math.isfinite(value) or abs(value) > tolerance
+            if not abs(value) <= max(tolerance, sampler if name == "sampler_gap" else 0.0)
         ]
 
 
@@ -66,20 +70,25 @@ class PreflightCallback(TrainerCallback):
         prompts = mixed_length_prompts(trainer)
         parity = measure_parity(trainer, [*prompts, *prompts])  # so that completions share prompts
         trainer.preflight = parity
-        tolerance = preflight_tolerance(trainer)
+        tolerance = sampler = preflight_tolerance(trainer)
+        if args.use_vllm and tolerance >= TOLERANCE_HALF:
+            sampler = max(tolerance, TOLERANCE_HALF_VLLM)
         if state.global_step == 0:  # a resumed run has logged it
             Trainer.log(trainer, {f"preflight/{name}": v for name, v in asdict(parity).items()})
         else:  # the policy of a resumed run differs from its reference, as it should
             parity = replace(parity, reference_kl=0.0)
+        allowed = f"{tolerance:g} nats"
+        if sampler != tolerance:
+            allowed += f", {sampler:g} for vLLM's"
         said = (
             f"preflight: gap to each row alone {parity.alone_gap:.2g}, gap to the sampler "
             f"{parity.sampler_gap:.2g}, KL to the reference {parity.reference_kl:.2g} (tolerance "
-            f"{tolerance:g} nats)"
+            f"{allowed})"
         )
         trainer.accelerator.print(wrapped(said))
-        if faults := parity.faults(tolerance):
+        if faults := parity.faults(tolerance, sampler):
             raise PreflightError(
-                f"preflight: {', '.join(faults)}, over the tolerance of {tolerance:g} nats: the "
+                f"preflight: {', '.join(faults)}, over the tolerance of {allowed}: the "
                 "trainer's log-probs are not those that completions were sampled with, so GRPO would "
                 "not learn from them. Check the model's dropout, position ids and precision, and leave "
                 "out repetition_penalty and generation_kwargs; or set preflight: false if you know the "
@@ -92,9 +101,7 @@ def preflight_tolerance(trainer: GRPOTrainer) -> float:
     is_full = trainer.accelerator.mixed_precision == "no" and (
         next(trainer.model.parameters()).dtype == torch.float32
     )
-    if is_full:
-        return TOLERANCE_FP32
-    return max(TOLERANCE_HALF_VLLM if trainer.use_vllm else TOLERANCE_HALF, _rounding(trainer))
+    return TOLERANCE_FP32 if is_full else max(TOLERANCE_HALF, _rounding(trainer))
 
 
 @torch.no_grad()

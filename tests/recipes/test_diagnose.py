@@ -163,7 +163,7 @@ def test_rewards_and_answers_are_compared_with_those_before(content: dict[str, A
 
 
 def test_other_settings_are_computed_from_the_batch(content: dict[str, Any]) -> None:
-    names = ("beta", "learning_rate", "group_size")
+    names = ("beta", "learning_rate", "temperature", "group_size")
     tables = {name: content["analysis"][f"what_if_{name}"] for name in names}
     later = content["policy"]["one_step_on"]
     drifts = [row["drift"] for row in tables["learning_rate"]]
@@ -174,6 +174,13 @@ def test_other_settings_are_computed_from_the_batch(content: dict[str, Any]) -> 
     assert shares[2] == pytest.approx(same, rel=1e-4), "one number for one thing"
     penalty = content["kl"]["one_step_on"]["kl"] * content["setup"]["step"]["beta"]
     assert tables["beta"][2]["penalty"] == pytest.approx(penalty, rel=1e-4)
+    entropies = [row["entropy"] for row in tables["temperature"]]
+    assert entropies == sorted(entropies)
+    assert entropies[2] == pytest.approx(content["policy"]["entropy"], rel=1e-3)
+    assert tables["temperature"][2]["effective_share"] == pytest.approx(1)
+    assert tables["temperature"][2]["reward"] == pytest.approx(
+        content["rewards"]["reward"], rel=1e-3
+    )
     assert tables["group_size"][0]["num_generations"] == 2
     alike = [row["without_spread"] for row in tables["group_size"]]
     assert alike == sorted(alike, reverse=True)

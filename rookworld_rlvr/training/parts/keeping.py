@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ...common.errors import RookWorldError
+from ..answering import is_sharded
 from ..health import losses
 from .part import Part
 
@@ -47,7 +48,7 @@ class Averaging(Part):
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer)
-        if trainer.is_fsdp_enabled or hasattr(trainer.networks()[0], "peft_config"):
+        if is_sharded(trainer) or hasattr(trainer.networks()[0], "peft_config"):
             raise RookWorldError(
                 f"start_share: {trainer.args.start_share} needs whole weights, but they are sharded or "
                 "adapters; leave it out, or use DDP without use_peft"
