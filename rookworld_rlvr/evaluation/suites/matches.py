@@ -19,9 +19,9 @@ from ...common.errors import EngineError
 from ...common.stats import Estimate, wilson
 from ...engine.arguments import EngineArguments
 from ...engine.pool import HASH_MB, TIMEOUT_S, find_engine
-from ...inference.model import Choice, choose, policy_prompt, reply_of
+from ...inference.model import Choice, choose, reply_of
 from ...models.decoding import Decoding
-from ...tasks.policy import parse_policy_answer
+from ...tasks.policy import parse_policy_answer, write_policy_prompt
 from ..models import ModelArguments, open_model
 from ..results import SuiteResult
 from ..suite import Answerer, SuiteUnavailableError, packaged
@@ -113,7 +113,7 @@ def ask_choices(
     """
     if not boards:
         return []
-    prompts = [policy_prompt(board) for board in boards]
+    prompts = [write_policy_prompt(board.fen()) for board in boards]
     if decoding is None:
         answers = model.answers(prompts)
     else:
