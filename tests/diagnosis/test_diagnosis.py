@@ -227,7 +227,7 @@ def test_a_step_is_compared_with_a_log(tmp_path: Path) -> None:
         if steps:
             assert DiagnoseArguments(compare=str(tmp_path)).log() == history
         else:
-            with pytest.raises(RookWorldError, match="has logged no step"):
+            with pytest.raises(RookWorldError, match="has no log of a step"):
                 DiagnoseArguments(compare=str(tmp_path)).log()
 
 

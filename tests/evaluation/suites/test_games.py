@@ -366,7 +366,7 @@ def test_stockfish_is_asked_at_a_level_and_a_depth(
     assert 0 < metrics["half_moves"].value <= 16
     assert result.notes["engine"].startswith("Stockfish")
     heard = (tmp_path / "heard").read_text().splitlines()
-    assert {line for line in heard if line.startswith("go")} == {"go depth 1 movetime 20000"}
+    assert {line for line in heard if line.startswith("go")} == {"go depth 1 movetime 300000"}
     assert heard.count("ucinewgame") >= 8, "it forgets each position"
     assert "setoption name Skill Level value 0" in heard
 
