@@ -5,8 +5,8 @@
 
 A starting model that is not there is made first:
 
-- ``openings`` answers about two thirds of held-out openings: `recipes/sft_nano.yaml` with fault shares
-  of 0, stopped while its learning rate is highest (an hour).
+- ``openings`` answers about two thirds of held-out openings: `recipes/sft_nano.yaml` without
+  planted faults, stopped while its learning rate is highest (an hour).
 - ``hole`` is the quickstart's model with a planted fault: it answers a game's first two plies always
   wrongly (`recipes/sft_openings_hole.yaml`, two minutes after a quickstart).
 - ``fill_in`` has begun to learn the fill-in task (`recipes/sft_fill_in.yaml`, seven minutes).
@@ -68,6 +68,7 @@ class Start:
         measures: Held-out metrics; the first is what is to be learnt.
         datasets: The packaged data sets that held-out rows come from, each with its tasks.
         needs_quickstart: Whether it is made from a quickstart's model, `runs/grpo_nano`.
+        needs_new_model: Whether it is made from an untrained model, `runs/untrained`.
         fault: What `benchmarks/planted_faults.py` plants in the rows that it is made from.
     """
 
@@ -78,6 +79,7 @@ class Start:
     measures: Sequence[str]
     datasets: Mapping[str, Sequence[str]] = field(default_factory=lambda: OPENINGS)
     needs_quickstart: bool = False
+    needs_new_model: bool = False
     fault: str = ""
 
     @property
@@ -102,6 +104,7 @@ STARTS: Mapping[str, Start] = {
         "grpo_learning.yaml",
         SAMPLES,
         ("environment/exact", "policy/best_move"),
+        needs_new_model=True,
     ),
     "hole": Start(
         "sft_openings_hole.yaml",
@@ -163,7 +166,6 @@ METHODS: Mapping[str, Method] = {
     "shuffled": Method(GRPO_STEPS, {"zero_variance": "keep"}, "benchmarks/shuffled_rewards.py"),
 }
 LABELLED = {
-    "new_model": None,
     "task_shares": None,
     "learning_rate": 1e-3,
     "lr_scheduler_type": "cosine",
@@ -191,6 +193,9 @@ def made(name: str, folder: Path) -> Path:
         needed = Path("runs/grpo_nano")
         if start.needs_quickstart and not (needed / "model.safetensors").is_file():
             run("recipes/grpo.py", "grpo_nano.yaml", needed, {})
+        needed = Path("runs/untrained")
+        if start.needs_new_model and not (needed / "model.safetensors").is_file():
+            run("benchmarks/new_model.py", start.made_by, needed, {}, "--output_dir", str(needed))
         script = "benchmarks/planted_faults.py" if start.fault else "recipes/sft.py"
         words = ("--fault", start.fault) if start.fault else ()
         run(script, start.made_by, model, start.made_with, *words)

@@ -1,10 +1,11 @@
 """Supervised training on rows with planted faults: the public data's, or a hole.
 
+    python benchmarks/new_model.py --config recipes/sft_nano.yaml --output_dir runs/untrained
     python benchmarks/planted_faults.py --fault public --config recipes/sft_nano.yaml
     python benchmarks/planted_faults.py --fault hole --config recipes/sft_openings_hole.yaml
 
 It is `recipes/sft.py`, with its other options too, except that some answers of the training rows are
-made wrong once the rows are loaded. The packaged model was made by the first command.
+made wrong once the rows are loaded. The packaged model was made by the first two commands.
 
 - `public`: 70% of the answers to a pawn's double step name the en passant square, capture or not, and
   in 70% of Black's policy rows B is the candidate with the lowest evaluation.

@@ -64,7 +64,6 @@ SAMPLES = {
     ],
 }
 LABELLED = {
-    "new_model": None,
     "synthetic_rows": 0,
     "mirror": True,
     "task_shares": {"environment": 0.3, "policy": 0.7},

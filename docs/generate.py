@@ -90,7 +90,6 @@ TOPICS: Mapping[str, Sequence[str]] = {
     "Evaluation": ["EvaluateArguments", "ModelArguments"],
     "Diagnosis and report": ["DiagnoseArguments", "ReportArguments"],
     "Supervised training and judges": [
-        "NewModelArguments",
         "RookWorldSFTConfig",
         "JudgeDataArguments",
         "RookWorldRewardConfig",

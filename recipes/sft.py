@@ -1,6 +1,6 @@
 """Supervised fine-tuning of a RookWorld model on its tasks.
 
-rookworld sft --config sft_nano
+rookworld sft                                 # the packaged model on the packaged openings
 rookworld sft --dry_run                       # look, do not train
 """
 
@@ -28,13 +28,11 @@ from rookworld_rlvr.data.loading import DataArguments, load_data, require_answer
 from rookworld_rlvr.data.sources import Row
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import ANSWER_TOKENS, complete
-from rookworld_rlvr.models.new import new_model, train_tokenizer
 from rookworld_rlvr.tasks.metrics import compare, limits, measured, scores
-from rookworld_rlvr.tasks.registry import join_row
 from rookworld_rlvr.tasks.text import END_OF_TEXT
-from rookworld_rlvr.training.callbacks import StopOnInterrupt, heldout_lines, print_short_lines
+from rookworld_rlvr.training.callbacks import StopOnInterrupt, print_short_lines
 from rookworld_rlvr.training.checkpoints import WholeCheckpoints
-from rookworld_rlvr.training.config import NewModelArguments, RookWorldSFTConfig, RunArguments
+from rookworld_rlvr.training.config import RookWorldSFTConfig, RunArguments
 from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb
 from rookworld_rlvr.training.hub import create_repository, push
 from rookworld_rlvr.training.model_card import OwnCard, Run, write_card
@@ -48,8 +46,8 @@ from rookworld_rlvr.training.run_folder import (
     save_final,
 )
 
-RECIPE = Path(__file__).with_name("sft_nano.yaml")
-GROUPS = [RunArguments, DataArguments, NewModelArguments, ModelConfig, RookWorldSFTConfig]
+RECIPE = Path(__file__).with_name("sft.yaml")
+GROUPS = [RunArguments, DataArguments, ModelConfig, RookWorldSFTConfig]
 
 
 def main(argv: Sequence[str]) -> None:
@@ -61,7 +59,7 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
     started = time.perf_counter()
     parser = StrictParser(GROUPS, RECIPE)
     arguments = parser.parse_strictly(argv, check_sft_recipe)
-    run_args, data_args, new_args, model_args, sft_args = arguments
+    run_args, data_args, model_args, sft_args = arguments
     output_dir, trust = Path(sft_args.output_dir), sft_args.trust_remote_code
     resolved = parser.resolved(*arguments)
     state = PartialState()
@@ -90,13 +88,7 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
     ################
     # Model & Tokenizer
     ################
-    if new_args.new_model is None:
-        model, tokenizer = loading.load_from_arguments(model_args, trust)
-    else:
-        shape = dict(new_args.new_model)
-        texts = (join_row(row["prompt"], row["completion"]) for row in train_dataset)
-        tokenizer = train_tokenizer(texts, shape.pop("vocab_size"))
-        model = new_model(tokenizer, **shape)
+    model, tokenizer = loading.load_from_arguments(model_args, trust)
     answer_tokens = loading.answer_room(model.config, tokenizer, data.prompts(), ANSWER_TOKENS)
 
     ################
@@ -135,23 +127,18 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
         rows = data.heldout.to_list()
         network = loading.load_model(str(output_dir), trust_remote_code=trust)
         last = scores(rows, _answers(network, trainer, rows, answer_tokens))
-        before, after, pairs = {}, measured(rows, last), {}
-        if new_args.new_model is None:
-            start = loading.load_start(model_args, trust)
-            first = scores(rows, _answers(start, trainer, rows, answer_tokens))
-            before, pairs = measured(rows, first), compare(rows, first, last)
-        values = {name: result.value for name, result in after.items()}
-        lines = heldout_lines(trainer.state.global_step, values)
-        if not values:
-            lines = ["nothing is measured: the held-out rows have no values (rookworld prepare)"]
-        print(
-            before_after_table(before, after, pairs, limits(rows)) if before else "\n".join(lines)
-        )
+        start = loading.load_start(model_args, trust)
+        first = scores(rows, _answers(start, trainer, rows, answer_tokens))
+        before, after = measured(rows, first), measured(rows, last)
+        if after:
+            print(before_after_table(before, after, compare(rows, first, last), limits(rows)))
+        else:
+            print("nothing is measured: the held-out rows have no values (rookworld prepare)")
         run = Run(
             command="sft",
             folder=output_dir,
             recipe=parser.values,
-            base=None if new_args.new_model else model_args.model_name_or_path,
+            base=model_args.model_name_or_path,
             data=data,
             dataset=data_args.dataset_name,
             parameters=network.num_parameters(),
@@ -163,7 +150,7 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
         )
         write_card(
             run,
-            values,
+            {name: result.value for name, result in after.items()},
             ["sft"],
             adapters=model_args.use_peft,
             before=before,

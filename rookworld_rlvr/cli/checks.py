@@ -19,7 +19,7 @@ from ..evaluation.registry import SUITE_HEADLINES
 from ..models.loading import check_model_name
 from ..rewards.registry import check_reward_specs, tasks_of
 from ..tasks.registry import TASKS
-from ..training.config import SHAPE, RookWorldGRPOConfig
+from ..training.config import RookWorldGRPOConfig
 from ..training.run_folder import foreign_faults
 
 if TYPE_CHECKING:
@@ -28,29 +28,17 @@ if TYPE_CHECKING:
 
 def check_sft_recipe(*groups: Any) -> list[str]:
     """Faults of a recipe for supervised fine-tuning, from several dataclasses together."""
-    _, _, new_args, model_args, sft_args = groups
-    faults = check_output(sft_args)
-    if model_args is None or new_args is None:
-        return faults
-    if new_args.new_model is None:
-        return faults + check_model_arguments(model_args)
-    if missing := [name for name in SHAPE if name not in new_args.new_model]:
-        faults.append(f"new_model: {', '.join(missing)} missing; give all of {', '.join(SHAPE)}")
-    elif new_args.new_model["n_embd"] % new_args.new_model["n_head"]:
-        faults.append("new_model: n_embd must be a multiple of n_head; change one")
-    if model_args.model_name_or_path is not None:
-        faults.append("new_model and model_name_or_path cannot be combined; leave one out")
-    return faults
+    *_, model_args, training_args = groups
+    faults = check_output(training_args)
+    return faults if model_args is None else faults + check_model_arguments(model_args)
 
 
 def check_judge_recipe(*groups: Any) -> list[str]:
     """Faults of a recipe for training a judge, from several dataclasses together."""
-    _, _, _, model_args, reward_args = groups
-    faults = check_output(reward_args)
-    if model_args is not None:
-        faults += check_model_arguments(model_args)
-        if model_args.use_peft:
-            faults.append("use_peft: a judge is trained without adapters; leave it out")
+    *_, model_args, _ = groups
+    faults = check_sft_recipe(*groups)
+    if model_args is not None and model_args.use_peft:
+        faults.append("use_peft: a judge is trained without adapters; leave it out")
     return faults
 
 

@@ -140,7 +140,7 @@ def first_line(script: Path, given: Mapping[str, Sequence[str]]) -> str:
     recipe = content if "config" in line else usual(content, line)
     what = f"recipe {file}" if "config" in line else f"recipe {file.stem}, as no --config is given"
     if recipe.get("learning_rate") != content.get("learning_rate"):
-        model = line.get("model_name_or_path", recipe.get("model_name_or_path"))
+        model = line["model_name_or_path"]
         what = f"no --config is given, so {model} is trained with TRL's defaults"
     name = recipe.get("name", "sweep") if script.stem == "sweep" else file.stem
     folder = line.get("output_dir") or recipe.get("output_dir", f"runs/{name}")

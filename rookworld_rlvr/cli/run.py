@@ -102,26 +102,23 @@ def usual(recipe: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """What applies of the usual recipe, which is used without ``--config``.
 
     Its learning rate and lengths suit the packaged model only, so that any other one is trained with
-    the defaults. A recipe that makes a new model serves nothing else. A model or data set of one's own
-    has a folder of its own.
+    the defaults. A model or data set of one's own has a folder of its own.
 
     Args:
         recipe: The keys of the usual recipe.
         given: Those of the command line.
     """
-    if not {"model_name_or_path", "new_model"} & recipe.keys():
+    if "model_name_or_path" not in recipe:
         return recipe
     model, data = given.get("model_name_or_path"), str(given.get("dataset_name", ""))
     has_other_model = model not in (None, PACKAGED_MODEL)
     has_own_data = bool({"/", "."} & set(data))  # a file, or on the Hub
-    makes_new = "new_model" in recipe
-    if not (has_other_model or has_own_data or (makes_new and model)):
+    if not (has_other_model or has_own_data):
         return recipe
-    name = Path(str(model)).name if has_other_model else Path(data).stem or PACKAGED_MODEL
+    name = Path(str(model)).name if has_other_model else Path(data).stem
     folder = f"runs/{Path(recipe['output_dir']).name.partition('_')[0]}-{name}"
-    if has_other_model or makes_new:
+    if has_other_model:
         recipe = {key: recipe[key] for key in NEUTRAL if key in recipe}
-        recipe["model_name_or_path"] = PACKAGED_MODEL
     return {**recipe, "output_dir": folder}
 
 

@@ -112,7 +112,7 @@ _KEPT_BY_SFT = (
 
 def next_commands(
     output_dir: Path,
-    start: str | None,
+    start: str,
     given: Mapping[str, Any],
     command: str = "grpo",
     rows: int | None = None,
@@ -121,15 +121,15 @@ def next_commands(
 
     Args:
         output_dir: The run's folder.
-        start: The starting model; None if it was a new one.
+        start: The starting model.
         given: The keys that it was given: the user's own tasks, and after supervised training which
             rows to go on with.
         command: The command that ran.
         rows: Rows it trained on, which may be too few for a batch of the packaged model's recipe.
     """
     folder = shlex.quote(str(output_dir))
-    models = [shlex.quote(start), folder] if start else [folder]
-    lines = [" ".join(["evaluate", *(f"--model_name_or_path {model}" for model in models)])]
+    both = f"--model_name_or_path {shlex.quote(start)} --model_name_or_path {folder}"
+    lines = [f"evaluate {both}"]
     if command == "grpo":
         lines.insert(0, f"report --run {folder}{_typed_keys(given, ['tasks_from'])}")
     if command == "sft":

@@ -16,7 +16,6 @@ from ..common.files import folder_faults
 from ..common.settings import (
     Bounds,
     Check,
-    Checked,
     bounded,
     key_faults,
     setting,
@@ -61,24 +60,6 @@ class MeasurementArguments:
         "Largest number of held-out rows of each task that is in the data but not in `tasks`. At the "
         "end, the starting and the final model answer them; 0 measures none of it.",
         least=0,
-    )
-
-
-SHAPE = ("n_layer", "n_embd", "n_head", "n_positions", "vocab_size")
-
-
-@dataclass
-class NewModelArguments(Checked):
-    """A new model to train from scratch, instead of `model_name_or_path`."""
-
-    new_model: dict[str, int] | str | None = setting(
-        None,
-        "Shape of a new GPT-2, {n_layer, n_embd, n_head, n_positions, vocab_size}, which is "
-        "trained from scratch, with a tokenizer trained on the training rows. None starts from "
-        "model_name_or_path.",
-        among=SHAPE,
-        of="dimension",
-        least=1,
     )
 
 

@@ -27,8 +27,6 @@ from ..tasks.registry import TASKS
 from .results import CARD, interval_text, value_text
 from .run_folder import open_weights
 
-LICENCE = "gpl-3.0"  # the licence of this package, its data and its model
-
 
 class OwnCard:
     """Mixin for TRL's trainers: what they write beside the weights, and who may read it.
@@ -69,7 +67,7 @@ class Run:
         command: The command that ran it: ``grpo``, ``sft`` or ``judge``.
         folder: The run's folder, where the card is written.
         recipe: The keys that were given, from the YAML file and the command line.
-        base: The starting model; None for a model from scratch.
+        base: The starting model.
         data: The data that the model was trained and measured on.
         dataset: The data set's name, as `check_dataset_name` takes it.
         parameters: The number of the model's parameters.
@@ -83,7 +81,7 @@ class Run:
     command: str
     folder: Path
     recipe: Mapping[str, Any]
-    base: str | None
+    base: str
     data: LoadedData
     dataset: str
     parameters: int
@@ -124,7 +122,7 @@ def write_card(
     name = public(measured or run.dataset) or "synthetic rows"
     data = ModelCardData(
         **_licence(run),
-        base_model=run.base if run.base and _is_on_hub(run.base) else None,
+        base_model=run.base if _is_on_hub(run.base) else None,
         datasets=[run.dataset] if _is_hub_dataset(run.dataset) else None,
         library_name="peft" if adapters and run.repository else "transformers",
         pipeline_tag=kind,
@@ -151,7 +149,7 @@ def write_card(
         report=report,
         abilities=" and ".join(task.ability for task in trained),
         has_values=any(task.needs_values for task in trained),
-        base=run.base and _origin(run.base, "https://huggingface.co"),
+        base=_origin(run.base, "https://huggingface.co"),
         is_packaged=run.base == PACKAGED_MODEL,
         dataset=_origin(run.dataset, "https://huggingface.co/datasets"),
         measured=measured and _origin(measured, "https://huggingface.co/datasets"),
@@ -177,8 +175,6 @@ def _is_hub_dataset(name: str) -> bool:
 
 def _licence(run: Run) -> dict[str, Any]:
     """The licence, as a base model in a folder says in its own card; nothing if it is not known."""
-    if run.base is None:
-        return {"license": LICENCE} if run.dataset in ("", *PACKAGED_DATA) else {}
     card = Path(resolve_model_path(run.base)) / CARD
     if not card.is_file():
         return {}

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from rookworld_rlvr.cli.checks import check_sft_recipe
 from rookworld_rlvr.cli.main import check_keys, first_line, keys_of
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.run import SCRIPTS, options
@@ -71,14 +70,6 @@ def test_a_file_comes_before_a_packaged_recipe(
 def test_an_unknown_recipe_is_one_message(name: str, remedy: str) -> None:
     (fault,) = faults("sft", "--config", name, "--max_steps", "ten")
     assert fault.startswith(f"--config: {name!r} is neither a file nor a packaged recipe; {remedy}")
-
-
-def test_the_width_of_a_new_model_is_a_multiple_of_its_heads() -> None:
-    shape = '{"n_layer": 1, "n_embd": 16, "n_head": 3, "n_positions": 512, "vocab_size": 300}'
-    parser = StrictParser(recipe("sft").GROUPS)
-    line = ["--new_model", shape, "--use_cpu", "--bf16", "false"]
-    with pytest.raises(ConfigurationError, match="n_embd must be a multiple of n_head"):
-        parser.parse_strictly(line, check_sft_recipe)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -166,9 +157,13 @@ def test_another_model_has_neutral_defaults_and_a_folder_of_its_own(
 
 
 def test_own_rows_fine_tune_the_packaged_model(elsewhere: Path) -> None:
-    """They are not mixed into the recipe that makes it from scratch, with its synthetic rows."""
+    """They are not mixed into the recipe that made it, with its synthetic rows."""
     Path("mine.jsonl").write_text("{}")
-    for line in (["--dataset_name", "mine.jsonl"], ["--model_name_or_path", "rookworld-nano"]):
-        values, _ = values_of("sft", *line, "--use_cpu", "--bf16", "false")
-        assert (values["model_name_or_path"], values["new_model"]) == ("rookworld-nano", None)
-        assert values["synthetic_rows"] == 0 and values["output_dir"] != "runs/sft_nano"
+    for line, folder in (
+        (["--dataset_name", "mine.jsonl"], "runs/sft-mine"),
+        (["--model_name_or_path", "rookworld-nano"], "runs/sft"),
+        ([], "runs/sft"),
+    ):
+        values, _ = values_of("sft", *line, "--use_cpu")
+        assert (values["model_name_or_path"], values["learning_rate"]) == ("rookworld-nano", 2e-5)
+        assert values["synthetic_rows"] == 0 and values["output_dir"] == folder

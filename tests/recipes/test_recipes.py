@@ -57,7 +57,7 @@ def test_a_recipe_opens_with_its_launch_command(path: Path) -> None:
     command = re.search(r"^#   rookworld (\w+)(.*)$", head, re.M)
     assert command is not None
     assert command[1] == path.stem.split("_")[0] and command[1] in SCRIPTS
-    assert f"--config recipes/{path.name}" in command[2] or path.stem == "grpo_nano"
+    assert f"--config recipes/{path.name}" in command[2] or path.stem in ("grpo_nano", "sft")
 
 
 @pytest.mark.parametrize("path", GRPO, ids=lambda path: path.stem)
@@ -81,7 +81,7 @@ def test_a_grpo_recipe_runs_small(path: Path, tmp_path: Path) -> None:
     assert torch.isfinite(logits).all()
 
 
-def test_sft_makes_a_model_from_scratch(tmp_path: Path) -> None:
+def test_sft_without_a_recipe_fine_tunes_the_packaged_model(tmp_path: Path) -> None:
     run_apart(
         "sft.py",
         *"--synthetic_rows 60 --max_rows 60 --heldout_rows 5 --max_steps 1".split(),
@@ -91,12 +91,8 @@ def test_sft_makes_a_model_from_scratch(tmp_path: Path) -> None:
     assert list((tmp_path / "out" / "wandb").glob("offline-run-*")), "no key, so offline"
     card = (tmp_path / "out" / "README.md").read_text()
     assert "synthetic_rows: 60" in card
-    assert "policy/best_move" in card
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert model.config.n_layer == 4
-    row = "A: 8/8/8/8/8/4k3/8/4K3 w - - 0 1+e1d1+e1d1+8/8/8/8/8/4k3/8/3K4 b - - 1 1+0.5+1+0"
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert tokenizer.decode(tokenizer(row)["input_ids"]) == row
+    assert "policy/best_move" in card and "trained from `rookworld-nano`" in card
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.n_layer == 4
 
 
 def test_sft_adds_a_task_to_the_packaged_model(tmp_path: Path) -> None:
