@@ -64,12 +64,6 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
 
 
-def cache_folder() -> Path:
-    """The cache: ``$XDG_CACHE_HOME/rookworld-rlvr``, by default ``~/.cache/rookworld-rlvr``."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "rookworld-rlvr"
-
-
 # --------------------------------------------------------------------------------------------------
 # Shipped
 # --------------------------------------------------------------------------------------------------
