@@ -64,6 +64,11 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
 
 
+def read_json_lines(path: Path) -> list[Any]:
+    """Read a file with a JSON value in each line."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 # --------------------------------------------------------------------------------------------------
 # Shipped
 # --------------------------------------------------------------------------------------------------
