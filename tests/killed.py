@@ -38,7 +38,7 @@ PHASES: dict[str, tuple[Any, str]] = {
     "update": (RookWorldGRPOTrainer, "training_step"),
     "evaluation": (HeldoutEvaluation, "run"),
     "saving": (WholeCheckpoints, "_save_checkpoint"),
-    "sealing": (checkpoints, "_sha256"),  # and flushing a file: one call for each file
+    "sealing": (checkpoints, "entry"),  # and flushing a file: one call for each file
     "renaming": (checkpoints, "publish"),
 }
 

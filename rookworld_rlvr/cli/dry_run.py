@@ -58,11 +58,11 @@ def dry_run_text(
 def _answers(
     task: Task, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[str, str]]:
-    """A right answer, a wrong one (another row's, if the task makes no guesses), and a part of one."""
+    """A right answer, a wrong one (the right one to another row), and a part of the right one."""
     reference = task.reference(row)
     others = (text for other in rows if (text := task.reference(other)) != reference)
-    wrong = task.broken(row) or next(others, "")
-    return zip(KINDS, (reference, wrong, reference[: len(reference) // 3]), strict=True)
+    answers = (reference, next(others, ""), reference[: len(reference) // 3])
+    return zip(KINDS, answers, strict=True)
 
 
 def _constant(seen: Mapping[str, list[float]]) -> Iterator[str]:

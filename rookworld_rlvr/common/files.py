@@ -64,10 +64,9 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
 
 
-def cache_folder() -> Path:
-    """The cache: ``$XDG_CACHE_HOME/rookworld-rlvr``, by default ``~/.cache/rookworld-rlvr``."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "rookworld-rlvr"
+def read_json_lines(path: Path) -> list[Any]:
+    """Read a file with a JSON value in each line."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 # --------------------------------------------------------------------------------------------------

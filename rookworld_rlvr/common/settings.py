@@ -105,7 +105,7 @@ class Checked:
 # --------------------------------------------------------------------------------------------------
 # What is wrong
 # --------------------------------------------------------------------------------------------------
-def key_faults(record: Any, *only: str) -> list[str]:
+def key_faults(record: Any) -> list[str]:
     """What is wrong with the keys of a configuration, one sentence per fault.
 
     The command line gives lists and mappings as text. Where the type allows that, the text is read as
@@ -113,12 +113,9 @@ def key_faults(record: Any, *only: str) -> list[str]:
 
     Args:
         record: An instance of a dataclass of keys.
-        only: Check these keys only; without names, check all of them.
     """
     faults = []
     for name, hint, bounds, _, _ in _keys(type(record)):
-        if only and name not in only:
-            continue
         value = getattr(record, name)
         if isinstance(value, str) and str in kinds(hint) and _form(hint) in (dict, list):
             try:

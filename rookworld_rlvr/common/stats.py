@@ -76,7 +76,6 @@ class Paired:
     low: float
     high: float
     p: float
-    test: Literal["mcnemar", "permutation"]
     n: int
 
     @property
@@ -132,12 +131,11 @@ def paired(kind: Kind, first: Mapping[str, float], second: Mapping[str, float]) 
         up, down = (rose + 1) / (len(items) + 2), (fell + 1) / (len(items) + 2)
         spread = _Z * math.sqrt((up + down - (up - down) ** 2) / (len(items) + 2))
         low, high = max(-1.0, up - down - spread), min(1.0, up - down + spread)
-        return Paired(
-            float(differences.mean()), low, high, mcnemar(rose, fell), "mcnemar", len(items)
-        )
-    p = permutation_test(differences)
-    low, high = _mean_interval(differences, kind, -1.0)
-    return Paired(float(differences.mean()), low, high, p, "permutation", len(items))
+        p = mcnemar(rose, fell)
+    else:
+        low, high = _mean_interval(differences, kind, -1.0)
+        p = permutation_test(differences)
+    return Paired(float(differences.mean()), low, high, p, len(items))
 
 
 Values = Mapping[str, Mapping[str, float]]
@@ -162,22 +160,8 @@ def paired_by_metric(
     return {name: one for name, one in found.items() if one is not None}
 
 
-def sign_test(fell: int, rose: int) -> float:
-    """How likely it is that at least `fell` of the changed items fall, if each is as likely to rise.
-
-    Exact and one-sided: the sign test of McNemar's table (Q. McNemar, Psychometrika 12, 1947).
-
-    >>> sign_test(3, 0), sign_test(0, 0)
-    (0.125, 1.0)
-    """
-    changed = fell + rose
-    # Integers until the last step: 2**1100 does not fit in a float.
-    ways = sum(math.comb(changed, k) for k in range(fell, changed + 1))
-    return float(ways / 2**changed)
-
-
 def mcnemar(better: int, worse: int) -> float:
-    """McNemar's exact two-sided test: `sign_test` of the rarer change, doubled.
+    """McNemar's exact two-sided test: how likely is a split at least so uneven, if both are as likely?
 
     Args:
         better: Items that only the second model got right.
@@ -186,7 +170,10 @@ def mcnemar(better: int, worse: int) -> float:
     >>> mcnemar(9, 1), mcnemar(4, 0)
     (0.021484375, 0.125)
     """
-    return min(1.0, 2 * sign_test(max(better, worse), min(better, worse)))
+    changed = better + worse
+    # Integers until the last step: 2**1100 does not fit in a float.
+    ways = sum(math.comb(changed, k) for k in range(max(better, worse), changed + 1))
+    return min(1.0, float(2 * ways / 2**changed))
 
 
 def permutation_test(differences: np.ndarray) -> float:

@@ -114,10 +114,8 @@ def is_in_use(folder: Path) -> bool:
     with path.open("a") as log:
         try:
             fcntl.lockf(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
+        except OSError as error:  # another one on a file system without locks
+            return isinstance(error, BlockingIOError)
     return False
 
 

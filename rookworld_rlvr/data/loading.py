@@ -75,11 +75,6 @@ FEWEST_HELDOUT = 100
 """With fewer rows of a task, a 95% interval is wider than twenty points."""
 
 
-def default_tasks() -> list[str]:
-    """The tasks that are trained if `tasks` is not given."""
-    return [name for name, task in TASKS.items() if task.is_default]
-
-
 @dataclass(slots=True)
 class DataReport:
     """What loading found, counted."""
@@ -156,7 +151,7 @@ class DataArguments(RowArguments):
     """Which rows to train on, and how to split them; see `RowArguments` for where they come from."""
 
     tasks: list[str] = setting(
-        default_tasks,
+        lambda: [name for name, task in TASKS.items() if task.is_default],
         "Tasks to train on: environment, policy, fill_in, or your own from tasks_from; rows of other "
         "tasks are left out.",
         among=TASKS,

@@ -415,8 +415,7 @@ def _temperatures(trainer: DiagnosedTrainer) -> list[dict[str, Any]]:
     table = means[["entropy", "logp"]].div(means["tokens"], axis=0)
     table["reward"] = weights.mul(rows.groupby("row")["reward"].first(), axis=0).sum()
     table["effective_share"] = 1 / (weights**2).sum() / len(weights)
-    found: list[dict[str, Any]] = table.reset_index().to_dict("records")
-    return found
+    return records(table)
 
 
 def comparison(log: Mapping[str, Any], other: Sequence[Mapping[str, Any]]) -> list[Part]:

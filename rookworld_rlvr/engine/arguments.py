@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from ..common.settings import Checked, setting
 
-DEFAULT_DEPTH = 10
-
 
 @dataclass
 class EngineArguments(Checked):
@@ -20,7 +18,7 @@ class EngineArguments(Checked):
         "an installed Stockfish in the usual places.",
     )
     engine_depth: int = setting(
-        DEFAULT_DEPTH,
+        10,
         "Search depth for each of the best five moves, in plies including the move itself; the other "
         "moves are searched two plies less deep.",
         least=2,

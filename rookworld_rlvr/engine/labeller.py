@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from ..common.errors import IllegalPositionError, RookWorldError
-from ..common.files import cache_folder
 from ..common.progress import Progress
 from ..tasks import rules
 from ..tasks.types import Values, ValueSource
@@ -37,7 +36,8 @@ _WAIT_S = 60.0  # how long to wait while another process writes
 
 def default_cache_path() -> Path:
     """``$XDG_CACHE_HOME/rookworld-rlvr/action_values.sqlite``, by default in ``~/.cache``."""
-    return cache_folder() / "action_values.sqlite"
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "rookworld-rlvr" / "action_values.sqlite"
 
 
 class ValueCache:

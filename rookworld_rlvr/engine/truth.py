@@ -30,7 +30,7 @@ def _valued_position(prompt: str) -> str | None:
 
 
 def policy_values(
-    truth: PolicyTruth, prompts: Sequence[str], column: Sequence[Any], applies: Sequence[bool]
+    truth: PolicyTruth, prompts: Sequence[str], column: Sequence[Any]
 ) -> list[Values | None]:
     """Values for the prompts of a batch, all asked at once; None for prompts that need none.
 
@@ -38,14 +38,11 @@ def policy_values(
         truth: Where values come from.
         prompts: `N` prompts.
         column: The rows' `action_values`, each may be None.
-        applies: Whether the reward or metric applies to each row.
     """
     fens = {
         index: fen
         for index, prompt in enumerate(prompts)
-        if applies[index]
-        and TASKS[task_of(prompt)].needs_values
-        and (fen := _valued_position(prompt))
+        if TASKS[task_of(prompt)].needs_values and (fen := _valued_position(prompt))
     }
     with quiet(True):  # a step has its own progress
         found = truth.values(list(fens.values()), [column[index] for index in fens])

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Literal
 
-import torch
 from accelerate import PartialState
 
 from ..common.errors import RookWorldError
@@ -199,9 +198,7 @@ def open_model(name: str, args: ModelArguments, engine_args: EngineArguments) ->
         return RandomMover()
     state = PartialState()
     with state.local_main_process_first():  # the others find it in the cache
-        model = loading.load_model(
-            name, revision=args.model_revision, dtype=getattr(torch, args.dtype)
-        )
+        model = loading.load_model(name, revision=args.model_revision, dtype=args.dtype)
         tokenizer = loading.load_tokenizer(name, revision=args.model_revision)
     decoding = ROOKWORLD if args.decoding == "sampled" else GREEDY
     decode = partial(

@@ -17,7 +17,7 @@ import chess
 
 from ..common.errors import EngineError
 from ..common.terminal import printable, show
-from ..engine.arguments import DEFAULT_DEPTH, EngineArguments
+from ..engine.arguments import EngineArguments
 from ..engine.labeller import Labeller
 from ..tasks import rules
 from ..tasks.environment import answer_fields
@@ -63,7 +63,7 @@ def _answer(args: argparse.Namespace) -> Iterator[str]:
 def _values(fen: str) -> tuple[Values | None, str]:
     """Stockfish's values, and which Stockfish that was; a missing engine is not an error."""
     try:
-        with Labeller(EngineArguments(engine_depth=DEFAULT_DEPTH)) as labeller:
+        with Labeller(EngineArguments()) as labeller:
             (values,) = labeller.values([fen])
     except EngineError as error:
         return None, f"Stockfish: not asked ({error})"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from ..common.errors import RookWorldError
+from ..common.files import read_json_lines
 from ..common.stats import Paired
 from ..evaluation.pass_at_k import RightCounts, read_counts
 from ..tasks.metrics import Results
@@ -158,7 +159,7 @@ def read_run(folder: Path, name: str) -> RunRecord:
     saved = [f"{path.name}/{_STATE}" for path in checkpoints(folder)[-1:]]
     state = saved[0] if saved and not (folder / _STATE).is_file() else _STATE
     results = read(RESULTS, {})
-    before, after = (read(file, [], _json_lines) for file in (ANSWERS_BEFORE, ANSWERS_AFTER))
+    before, after = (read(file, [], read_json_lines) for file in (ANSWERS_BEFORE, ANSWERS_AFTER))
     answers = _pairs(before, after)
     if before and after and not answers:
         missing.append("The answers before and after belong to different rows.")
@@ -171,7 +172,7 @@ def read_run(folder: Path, name: str) -> RunRecord:
         after=heldout_results(results, "after"),
         results={key: value for key, value in results.items() if key != "heldout"},
         answers=answers,
-        health=read(HEALTH_FILE, None, _json_lines),
+        health=read(HEALTH_FILE, None, read_json_lines),
         evaluation=read(EVALUATION, None),
         right=read(HELDOUT_PASS, ({}, {}), read_counts)[1],
         missing=missing,
@@ -193,17 +194,13 @@ def _json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _json_lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 # --------------------------------------------------------------------------------------------------
 # Rounds of `rookworld evolve`
 # --------------------------------------------------------------------------------------------------
 def read_ledger(folder: Path) -> list[dict[str, Any]]:
     """The entries of a folder's ledger; empty without one."""
     path = folder / LEDGER
-    return _json_lines(path) if path.is_file() else []
+    return read_json_lines(path) if path.is_file() else []
 
 
 def round_cells(entry: Mapping[str, Any]) -> dict[str, str]:

@@ -252,7 +252,7 @@ class JudgeReward:
         column: list[Any],
     ) -> None:
         """Log metrics of this process's rows, of which TRL takes the mean; nothing without rows."""
-        values = policy_values(self.truth, prompts, column, [True] * len(prompts))
+        values = policy_values(self.truth, prompts, column)
         given: dict[str, list[float]] = {"mean": [], "truth": []}
         texts = set()
         for score, prompt, text, by_move in zip(scores, prompts, completions, values, strict=True):

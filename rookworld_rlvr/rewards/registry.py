@@ -234,25 +234,20 @@ def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        prompts, completions = (
-            list(map(message_text, prompts)),
-            list(map(message_text, completions)),
-        )
-        column = action_values if action_values is not None else [None] * len(prompts)
-        applies = [task_of(prompt) in reward.tasks for prompt in prompts]
-        values = policy_values(truth, prompts, column, applies)
-        scores = [
-            score_row(prompt, completion, by_move) if mine else None
-            for prompt, completion, by_move, mine in zip(
-                prompts, completions, values, applies, strict=True
-            )
-        ]
+        pairs = zip(map(message_text, prompts), map(message_text, completions), strict=True)
+        mine = {row: pair for row, pair in enumerate(pairs) if task_of(pair[0]) in reward.tasks}
+        stored = [None if action_values is None else action_values[row] for row in mine]
+        values = policy_values(truth, [prompt for prompt, _ in mine.values()], stored)
+        numbers: list[float | None] = [None] * len(prompts)
+        for (row, pair), by_move in zip(mine.items(), values, strict=True):
+            if (score := score_row(*pair, by_move)) is not None:
+                numbers[row] = reward.number(score, **options)
         if log_metric is not None:
-            missing = sum(applies) - sum(score is not None for score in scores)
-            log_metric(f"rewards/{name}/without_truth", missing / max(1, sum(applies)))
+            missing = sum(numbers[row] is None for row in mine)
+            log_metric(f"rewards/{name}/without_truth", missing / max(1, len(mine)))
             if truth.labeller is not None:
                 log_metric("engine/given_up", len(truth.labeller.given_up))
-        return [None if score is None else reward.number(score, **options) for score in scores]
+        return numbers
 
     reward_func.__name__ = name
     reward_func.__doc__ = (

@@ -310,9 +310,7 @@ class PolicyTask(Task):
 
     def ask(self, position: EnvironmentPrompt) -> str | None:
         """See `Task`; None if the position has no legal move."""
-        if not rules.legal_moves(position.fen):
-            return None
-        return write_policy_prompt(position.fen)
+        return write_policy_prompt(position.fen) if rules.legal_moves(position.fen) else None
 
     def check(self, prompt: str, completion: str) -> EnvironmentPrompt:
         """See `Task`."""

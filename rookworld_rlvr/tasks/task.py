@@ -32,9 +32,6 @@ BELOW_EXACT = 0.95
 """The highest score of an answer that is almost right; only a right answer gets 1."""
 
 
-_TRIES = 20  # nearly all guesses are wrong
-
-
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How completions are sampled."""
@@ -268,17 +265,6 @@ class Task(ABC):
         """The right answer to a row; if it is not known, the data's own completion."""
         values = values_by_move(row["action_values"])
         return self.truth(row["prompt"], values) or str(row["completion"])
-
-    def broken(self, row: Row) -> str:
-        """A guess that is not right, to show how that is scored; empty without guesses."""
-        prompt, values = row["prompt"], values_by_move(row["action_values"])
-        draw = random.Random(prompt)
-        for _ in range(_TRIES):
-            guess = self.guess(prompt, draw)
-            score = self.score(prompt, guess, values)
-            if score is None or not self.is_right(score):
-                return guess
-        return ""
 
     def choices(
         self, completion: str, values: Values | None

@@ -63,15 +63,11 @@ def publish(written: Path, final: Path) -> None:
 
 
 def entry(path: Path) -> dict[str, Any]:
-    """What the manifest says of a file."""
-    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-
-
-def _sha256(path: Path) -> str:
-    """A file's checksum; the file is flushed to the disk."""
+    """What the manifest says of a file, which is flushed to the disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
 
 
 def _to_disk(path: Path) -> None:

@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 from transformers.integrations import WandbCallback
 
 from ..common.machine import machine
-from ..engine.truth import PolicyTruth
+from ..engine.truth import PolicyTruth, policy_values
 from ..tasks.registry import TASKS
 from .callbacks import TableInterval
 from .glossary import STEP, dashboard_key
@@ -91,18 +91,13 @@ class WandbDashboard(WandbCallback):
     def _boards(self) -> wandb.Table:
         """A table with a row for each completion: prompt, completion, each reward, advantage, board."""
         sampled = sampled_rows(self.trainer, BOARD_ROWS)
-        tasks = [TASKS[row["task"]] for row in sampled]
-        valued = [index for index, task in enumerate(tasks) if task.needs_values]
-        found = self.truth.values(
-            [sampled[index]["fen"] for index in valued],
-            [sampled[index]["action_values"] for index in valued],
-        )
-        values = dict(zip(valued, found, strict=True))
+        prompts, column = ([row[name] for row in sampled] for name in ("prompt", "action_values"))
+        values = policy_values(self.truth, prompts, column)
         names = ("task", "prompt", "completion", *self.trainer.reward_func_names, "advantage")
         step = self.trainer.state.global_step
         data = []
-        for index, row in enumerate(sampled):
-            picture = tasks[index].board(row, row["completion"], values.get(index))
+        for row, by_move in zip(sampled, values, strict=True):
+            picture = TASKS[row["task"]].board(row, row["completion"], by_move)
             drawn = wandb.Html(picture, inject=False, data_is_not_path=True)
             data.append([step, *(row[name] for name in names), drawn])
         return wandb.Table(columns=["step", *names, "board"], data=data)

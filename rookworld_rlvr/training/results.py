@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..common.files import replace_text
+from ..common.files import read_json_lines, replace_text
 from ..common.stats import Estimate, Paired
 from ..common.terminal import wrapped
 from ..tasks.metrics import Results, compare, headline, headlines
@@ -50,7 +50,8 @@ def before_after_table(
     lines = [f"{'held-out metric':<24}{'n':>5}{'before':>7}{'after':>7}{'change':>7}"]
     lines[0] += "  95% intervals before, after"
     lines.append("-" * len(lines[0]))
-    for name in measured_twice(before, after):
+    # A reward may have had no number for any row on one of the sides.
+    for name in [name for name in after if name in before]:
         old, new = before[name], after[name]
         first, then = (value_text(name, result.value) for result in (old, new))
         was, now = (interval_text(name, result).replace("%", "") for result in (old, new))
@@ -86,10 +87,7 @@ def compared(folder: Path) -> dict[str, Paired]:
     paths = folder / ANSWERS_BEFORE, folder / ANSWERS_AFTER
     if not all(path.is_file() for path in paths):
         return {}
-    before, after = (
-        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        for path in paths
-    )
+    before, after = map(read_json_lines, paths)
     if [answer["prompt"] for answer in before] != [answer["prompt"] for answer in after]:
         return {}
     scores = ([answer["score"] for answer in side] for side in (before, after))
@@ -153,11 +151,6 @@ def heldout_results(content: Mapping[str, Any], when: str) -> dict[str, Estimate
         low, high = (math.nan if bound is None else bound for bound in entry[f"interval_{when}"])
         results[name] = Estimate(entry[when], low, high, entry["n"])
     return results
-
-
-def measured_twice(before: Results, after: Results) -> list[str]:
-    """The metrics of both; a reward may have had no number for any row, or none in an older run."""
-    return [name for name in after if name in before]
 
 
 def value_text(name: str, value: float) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import RLock
 
 from ..common.errors import EngineError, RookWorldError
-from ..engine.arguments import DEFAULT_DEPTH, EngineArguments
+from ..engine.arguments import EngineArguments
 from ..engine.labeller import Labeller
 from ..inference.arguments import start
 from ..inference.model import RookWorld
@@ -96,5 +96,5 @@ class Desk:
     def engine(self) -> Labeller | None:
         """Stockfish; None if it is not installed."""
         with suppress(EngineError):
-            return Labeller(EngineArguments(engine_depth=DEFAULT_DEPTH))
+            return Labeller(EngineArguments())
         return None

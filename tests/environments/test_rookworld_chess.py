@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ import pytest
 
 from rookworld_rlvr import RookWorld
 from rookworld_rlvr.rewards import get_reward_funcs
-from rookworld_rlvr.tasks.registry import TASKS
+from rookworld_rlvr.tasks.registry import TASKS, is_right
 from rookworld_rlvr.tasks.types import values_by_move
 
 pytest.importorskip("verifiers", reason="verifiers is not installed (make test-environments)")
@@ -114,8 +115,11 @@ def right(data: Any) -> str:
 
 
 def wrong(data: Any) -> str:
-    row = {"prompt": data.row_prompt, "action_values": data.action_values}
-    return f"<answer>{TASKS[data.task].broken(row)}</answer>"
+    prompt, values = data.row_prompt, values_by_move(data.action_values)
+    guesses = (TASKS[data.task].guess(prompt, random.Random(seed)) for seed in range(20))
+    return (
+        f"<answer>{next(text for text in guesses if not is_right(prompt, text, values))}</answer>"
+    )
 
 
 # --------------------------------------------------------------------------------------------------

@@ -329,9 +329,8 @@ def test_the_schema_of_the_results_file(evaluated: list[ModelResults]) -> None:
     (oracle,) = document["compared"]
     assert list(oracle) == ["model", "suites", "left_out", "paired"]
     change = oracle["paired"]["environment"]["next_state_exact"]
-    assert change.keys() == {"difference", "low", "high", "p", "test", "n"}
-    assert change["test"] == "mcnemar" and change["n"] == 12
-    assert oracle["paired"]["policy"]["top_5_overlap"]["test"] == "permutation"
+    assert change.keys() == {"difference", "low", "high", "p", "n"}
+    assert change["n"] == 12 and "top_5_overlap" in oracle["paired"]["policy"]
     single = results_document(evaluated[:1], [], {})
     assert single["compared"] == [] and single["suites"] == document["suites"]
 

@@ -102,7 +102,7 @@ def test_a_row_has_the_best_move_and_all_values() -> None:
 def test_the_rule_of_acceptance(
     difference: float, score: float, broke: bool, said: list[str]
 ) -> None:
-    change = Paired(difference, difference - 0.1, difference + 0.1, 0.5, "permutation", 100)
+    change = Paired(difference, difference - 0.1, difference + 0.1, 0.5, 100)
     found = reasons(change, Estimate(score, score - 0.1, score + 0.1, 10), broke)
     assert len(found) == len(said) and all(
         f.startswith(s) for f, s in zip(found, said, strict=True)

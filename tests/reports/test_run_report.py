@@ -32,7 +32,7 @@ SMALL = """
 
 EXACT = {"exact": {"value": 0.5, "low": 0.4, "high": 0.6, "n": 500}}
 SUITE = {"version": 1, "n": 500, "seed": 0, "decoding": {"name": "greedy"}, "metrics": EXACT}
-PAIRED = {"difference": 0.2, "low": 0.1, "high": 0.3, "p": 0.001, "test": "mcnemar", "n": 500}
+PAIRED = {"difference": 0.2, "low": 0.1, "high": 0.3, "p": 0.001, "n": 500}
 FIRST, SECOND = ({"model": name, "suites": {"environment": SUITE}} for name in "ab")
 EVALUATION = FIRST | {"compared": [SECOND | {"paired": {"environment": {"exact": PAIRED}}}]}
 

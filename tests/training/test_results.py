@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import chess
 import pytest
@@ -18,7 +20,14 @@ from rookworld_rlvr.training.results import (
 )
 
 
-def test_references_are_right_and_broken_variants_wrong(packaged: LoadedData) -> None:
+def right_elsewhere(row: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> str:
+    """The right answer to another row of the same task."""
+    task = TASKS[row["task"]]
+    others = (task.reference(other) for other in rows if other["task"] == row["task"])
+    return next(text for text in others if text != task.reference(row))
+
+
+def test_references_are_right_and_those_of_other_rows_wrong(packaged: LoadedData) -> None:
     rows = packaged.heldout
     right = evaluate_completions(rows, [TASKS[row["task"]].reference(row) for row in rows])
     tasks = set(rows["task"])
@@ -30,7 +39,7 @@ def test_references_are_right_and_broken_variants_wrong(packaged: LoadedData) ->
     turns = [row["fen"].split()[1] for row in rows if row["task"] == "policy"]
     for side in ("white", "black"):
         assert right[f"policy/best_move_{side}"].n == turns.count(side[0])
-    wrong = evaluate_completions(rows, [TASKS[row["task"]].broken(row) for row in rows])
+    wrong = evaluate_completions(rows, [right_elsewhere(row, rows) for row in rows])
     assert wrong["environment/exact"].value == 0
     assert wrong["policy/best_move"].value < 0.1
     assert wrong["policy/format"].value == 1

@@ -95,7 +95,7 @@ class AllMoves(Part):
         if type(task).choices is Task.choices:
             return None
         truth = truth_of(self._trainer.reward_funcs) or PolicyTruth()
-        (values,) = policy_values(truth, [prompt], [row.get("action_values")], [task.needs_values])
+        (values,) = policy_values(truth, [prompt], [row.get("action_values")])
         found = next(filter(None, (task.choices(text, values) for text in texts)), None)
         found = found or task.choices(task.truth(prompt, values) or "", values)
         return None if found is None else (prompt + found[0], found[1])

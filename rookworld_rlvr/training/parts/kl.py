@@ -35,8 +35,8 @@ from typing import Any
 import torch
 
 from .aggregation import aggregate, log_importance
-from .part import Call, Part, arguments_of
-from .registry import KLEstimator, PartArguments
+from .part import Call, Part
+from .registry import KLEstimator, PartArguments, arguments_of
 
 Estimator = Callable[[torch.Tensor], torch.Tensor]
 
@@ -217,7 +217,7 @@ class KLTerm(Part):
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer)
-        self.args = arguments_of(trainer.args, PartArguments)
+        self.args = arguments_of(trainer.args)
         self.controller = KLController(trainer.args.beta, self.args)
         self._sums = torch.zeros(2, dtype=torch.float64)  # KL of a step's tokens, and their number
         self._completions = 0  # in a step

@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from datasets import Dataset
 from torch.utils.data import Sampler
 from transformers import TrainerCallback
-
-Arguments = TypeVar("Arguments")
 
 Batch = dict[str, torch.Tensor]
 
@@ -187,11 +185,6 @@ class Part(TrainerCallback):
 
     def load_from(self, checkpoint: Path) -> None:
         """Restore the part from such files."""
-
-
-def arguments_of(args: Any, kind: type[Arguments]) -> Arguments:
-    """A trainer's arguments as those of a part; the defaults if the trainer has a plain `GRPOConfig`."""
-    return args if isinstance(args, kind) else kind()
 
 
 def whole(batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor, int]:

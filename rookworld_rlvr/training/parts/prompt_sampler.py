@@ -22,8 +22,8 @@ from torch.utils.data import Sampler
 
 from ...common.errors import RookWorldError
 from ...tasks.registry import TASKS
-from .part import Part, arguments_of
-from .registry import PartArguments
+from .part import Part
+from .registry import PartArguments, arguments_of
 from .sampling import check_rows
 
 _ALL = ""  # the pool of all rows, used if there are no phases
@@ -245,7 +245,7 @@ class PromptSampling(Part):
             repeat_count=fetched,
             seed=trainer.args.seed,
             steps_per_batch=Fraction(fetched, trainer.args.gradient_accumulation_steps),
-            phases=phases_of(arguments_of(trainer.args, PartArguments)),
+            phases=phases_of(arguments_of(trainer.args)),
             shuffle=trainer.shuffle_dataset,
         )
 

@@ -21,7 +21,7 @@ from ...evaluation.registry import SUITE_HEADLINES
 from ...tasks.metrics import training_metrics, unknown_metric
 from ...tasks.registry import TASKS
 from ...tasks.task import Sampling
-from .part import Part, arguments_of
+from .part import Part
 
 KLEstimator = Literal["k1", "k2", "k3", "reverse", "forward", "symmetric"]
 
@@ -224,6 +224,11 @@ class PartArguments:
     )
 
 
+def arguments_of(args: Any) -> PartArguments:
+    """A trainer's arguments as those of its parts; the defaults if it has a plain `GRPOConfig`."""
+    return args if isinstance(args, PartArguments) else PartArguments()
+
+
 # --------------------------------------------------------------------------------------------------
 # Checks of several keys
 # --------------------------------------------------------------------------------------------------
@@ -341,7 +346,7 @@ _PARTS: dict[str, tuple[str, Callable[[Any, PartArguments], Any]]] = {
 
 def parts_of(trainer: Any) -> dict[str, Part]:
     """The parts that a trainer's arguments ask for, by name."""
-    args = arguments_of(trainer.args, PartArguments)
+    args = arguments_of(trainer.args)
     found: dict[str, Part | None] = {}
     for name, (path, is_on) in _PARTS.items():
         if is_on(trainer, args):

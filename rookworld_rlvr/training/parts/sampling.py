@@ -18,8 +18,8 @@ from ...models.decoding import Drawn, decode, language_model, only_generate
 from ...tasks.registry import TASKS
 from ...tasks.task import Sampling
 from ..answering import whole_network
-from .part import Batch, Call, Part, arguments_of
-from .registry import PartArguments
+from .part import Batch, Call, Part
+from .registry import arguments_of
 
 # A model's own generation settings that our loop follows, or that do not change which tokens come.
 _READ = {
@@ -43,7 +43,7 @@ def check_rows(rows: int, prompts: int) -> None:
 
 def samplings_of(args: Any, default: Sampling) -> dict[str, Sampling] | None:
     """How each task is sampled: by `default` if `task_sampling` does not name it; None without that."""
-    given: Any = arguments_of(args, PartArguments).task_sampling
+    given: Any = arguments_of(args).task_sampling
     if given is None:
         return None
     own = {task: dataclasses.replace(TASKS[task].sampling, **keys) for task, keys in given.items()}

@@ -41,7 +41,7 @@ def right(
     """
     prompts = [row["prompt"] for row in rows]
     column = [row.get("action_values") for row in rows]
-    values = policy_values(truth or PolicyTruth(), prompts, column, [True] * len(prompts))
+    values = policy_values(truth or PolicyTruth(), prompts, column)
     found = map(is_right, prompts, completions, values)
     return torch.tensor([torch.nan if one is None else float(one) for one in found])
 
@@ -55,7 +55,7 @@ def right_answer(row: Mapping[str, Any], seed: str, truth: PolicyTruth | None = 
         truth: See `right`.
     """
     prompt = row["prompt"]
-    (values,) = policy_values(truth or PolicyTruth(), [prompt], [row.get("action_values")], [True])
+    (values,) = policy_values(truth or PolicyTruth(), [prompt], [row.get("action_values")])
     draw = random.Random(f"{seed} {prompt}")
     return TASKS[task_of(prompt)].right_answer(prompt, values, draw)
 
