@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import time
 
-from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.evaluation.models import ModelArguments, open_model
 from rookworld_rlvr.evaluation.suites.matches import VersusModelSuite
 
@@ -20,9 +19,8 @@ def main() -> None:
     parser.add_argument("--games", type=int, default=200)
     parser.add_argument("--alone", type=int, default=10, help="games that are played one at a time")
     args = parser.parse_args()
-    engine = EngineArguments()
-    model = open_model(args.model_name_or_path, ModelArguments(), engine)
-    suite = VersusModelSuite(args.games, 0, args.opponent, engine)
+    model = open_model(args.model_name_or_path, ModelArguments())
+    suite = VersusModelSuite(args.games, 0, args.opponent)
     every = dict(suite.items)
 
     def minutes(*batches: list[str]) -> float:

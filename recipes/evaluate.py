@@ -4,7 +4,7 @@ rookworld evaluate                                      # the packaged model
 rookworld evaluate --model_name_or_path runs/grpo_nano --suites environment policy
 rookworld evaluate --model_name_or_path rookworld-nano \
     --model_name_or_path runs/grpo_nano --output_file runs/grpo_nano/evaluation.json
-rookworld evaluate --model_name_or_path random oracle   # chance, and the ceiling
+rookworld evaluate --model_name_or_path random             # chance
 rookworld evaluate --model_name_or_path runs/grpo_nano --suites versus_model \
     --opponent rookworld-nano --suite_games 200 --pgn_file games.pgn
 """
@@ -110,7 +110,7 @@ def main(argv: Sequence[str]) -> None:
     ################
     results, games = [], []
     for name in model_args.model_name_or_path:
-        model = open_model(name, model_args, engine_args)
+        model = open_model(name, model_args)
         answered = {suite.name: suite.run(model) for suite in suites}
         results.append(ModelResults(name, answered, left_out))
         games += [suite.pgn(name) for suite in suites if isinstance(suite, GameSuite)]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from rookworld_rlvr.evaluation.suite import Answerer
+from rookworld_rlvr.evaluation.suites.policy import heldout_values
 from rookworld_rlvr.tasks.policy import parse_policy_prompt, write_policy_answer
-from rookworld_rlvr.tasks.registry import task_of
-from rookworld_rlvr.tasks.types import PolicyAnswer
+from rookworld_rlvr.tasks.registry import TASKS, task_of
+from rookworld_rlvr.tasks.types import PolicyAnswer, Values
 
 GARBAGE = "e4 is best by test"
 
@@ -41,6 +42,24 @@ class Scripted(Answerer):
             return self._states(prompt)
         text = self._moves[parse_policy_prompt(prompt)]
         return text if " " in text else policy_text(text)
+
+
+class Oracle(Answerer):
+    """Always right, by the rules and the values of the packaged data's held-out positions."""
+
+    name = "oracle"
+
+    def __init__(self) -> None:
+        self.decoding = {"name": "none"}
+
+    def answers(self, prompts: Sequence[str]) -> list[str]:
+        """See `Answerer`."""
+        return [str(TASKS[task_of(prompt)].truth(prompt, _known(prompt))) for prompt in prompts]
+
+
+def _known(prompt: str) -> Values | None:
+    task = TASKS[task_of(prompt)]
+    return heldout_values()[task.position(prompt).fen] if task.needs_values else None
 
 
 def policy_text(move: str) -> str:

@@ -23,7 +23,7 @@ from ..common import machine  # noqa: F401  # for what it starts: before torch i
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
 from ..common.files import find_recipe, shipped, shipped_names
 from ..common.terminal import STARTS, hand_over_ctrl_c, show, width, wrapped
-from ..evaluation.registry import ORACLE, RANDOM_MOVER
+from ..evaluation.registry import RANDOM_MOVER
 from ..models.loading import check_model_name
 from .run import MODULES, SCRIPTS, options, usual
 from .words import named_here, words
@@ -79,7 +79,7 @@ def start(command: str, line: Sequence[str]) -> None:
     given = dict(options(line[1:])[1:])
     if not {"help", "-h"} & {*given, *line}:
         check_keys(Path(line[0]), given)
-        names = {*given.get("model_name_or_path", ())} - {ORACLE, RANDOM_MOVER}
+        names = {*given.get("model_name_or_path", ())} - {RANDOM_MOVER}
         if faults := [*chain(*map(check_model_name, sorted(names)))]:
             raise ConfigurationError(faults)
         if said := first_line(Path(line[0]), given):

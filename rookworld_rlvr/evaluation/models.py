@@ -1,19 +1,16 @@
-"""Models under test by name: packaged, a folder, a Hub id, `oracle` (always right) or `random`."""
+"""Models under test by name: packaged, a folder, a Hub id, or `random`."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Literal
 
 from accelerate import PartialState
 
-from ..common.errors import RookWorldError
 from ..common.settings import Checked, each, setting
-from ..engine.arguments import EngineArguments
-from ..engine.labeller import Labeller
 from ..models import loading
 from ..models.decoding import (
     ANSWER_TOKENS,
@@ -26,8 +23,7 @@ from ..models.decoding import (
     shared,
 )
 from ..tasks.registry import TASKS, task_of
-from ..tasks.types import Values
-from .registry import ORACLE, RANDOM_MOVER, contestant_faults
+from .registry import RANDOM_MOVER, contestant_faults
 from .suite import Answerer
 
 
@@ -37,8 +33,8 @@ class ModelArguments(Checked):
 
     model_name_or_path: list[str] = setting(
         [loading.PACKAGED_MODEL],
-        "Models to evaluate: packaged names, folders or Hub ids; oracle is always right, random plays "
-        "random legal moves. The others are compared with the first.",
+        "Models to evaluate: packaged names, folders or Hub ids; random plays random legal "
+        "moves. The others are compared with the first.",
         check=each(contestant_faults),
     )
     model_revision: str = setting("main", "Branch, tag or commit of models on the Hub.")
@@ -104,57 +100,6 @@ class LanguageModel(Answerer):
         return [answers[prompt] for prompt in prompts]
 
 
-class Oracle(Answerer):
-    """Always right: python-chess for environment and fill-in, values of all moves for the policy.
-
-    The values are those of the suite `policy`; in other positions the engine's, which is started when
-    it is first needed, and ended with the process.
-
-    Args:
-        engine_args: The engine.
-    """
-
-    name = ORACLE
-
-    def __init__(self, engine_args: EngineArguments) -> None:
-        self.decoding = {"name": "none"}
-        self._engine_args = engine_args
-
-    def answers(self, prompts: Sequence[str]) -> list[str]:
-        """See `Answerer`.
-
-        Raises:
-            RookWorldError: A position's values are not known, or nothing fits a masked record.
-        """
-        tasks = [TASKS[task_of(prompt)] for prompt in prompts]
-        fens = [
-            task.position(prompt).fen if task.needs_values else ""
-            for task, prompt in zip(tasks, prompts, strict=True)
-        ]
-        values = self._values(set(filter(None, fens)))
-        asked = zip(tasks, prompts, fens, strict=True)
-        truths = [task.truth(prompt, values.get(fen)) for task, prompt, fen in asked]
-        if None in truths:
-            raise RookWorldError(
-                f"model_name_or_path: the oracle has no answer to {prompts[truths.index(None)]!r}; "
-                "leave it out"
-            )
-        return [str(truth) for truth in truths]
-
-    def _values(self, fens: Collection[str]) -> dict[str, Values]:
-        from .suites.policy import heldout_values  # which no other model needs
-
-        known = heldout_values() if fens else {}
-        missing = [fen for fen in sorted(fens) if fen not in known]
-        found = self._labeller.values(missing) if missing else []
-        more = {fen: one for fen, one in zip(missing, found, strict=True) if one}
-        return {**known, **more}
-
-    @cached_property
-    def _labeller(self) -> Labeller:
-        return Labeller(self._engine_args)
-
-
 class RandomMover(Answerer):
     """Answers by chance: random legal moves, all of them evaluated as 0, see `Task.guess`.
 
@@ -181,19 +126,16 @@ def _guess(prompt: str, seed: str) -> str:
     return TASKS[task_of(prompt)].guess(prompt, random.Random(f"{seed} {prompt}"))
 
 
-def open_model(name: str, args: ModelArguments, engine_args: EngineArguments) -> Answerer:
+def open_model(name: str, args: ModelArguments) -> Answerer:
     """Load a model under test.
 
     Args:
         name: One of `args.model_name_or_path`.
         args: How it answers.
-        engine_args: For the oracle.
 
     Raises:
         RookWorldError: The model was not found, or could not be loaded.
     """
-    if name == ORACLE:
-        return Oracle(engine_args)
     if name == RANDOM_MOVER:
         return RandomMover()
     state = PartialState()

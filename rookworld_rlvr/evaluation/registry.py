@@ -21,7 +21,7 @@ _HEADLINES = (  # of each packaged suite
     "versus_model/score",
 )
 
-ORACLE, RANDOM_MOVER = "oracle", "random"  # models to evaluate that are none: see `models`
+RANDOM_MOVER = "random"  # a model to evaluate that is none, see `models`
 
 SUITE_HEADLINES = {metric.split("/")[0]: f"suites/{metric}" for metric in _HEADLINES}
 """Suite → the name of its headline in training, which may choose the best checkpoint."""
@@ -29,7 +29,7 @@ SUITE_HEADLINES = {metric.split("/")[0]: f"suites/{metric}" for metric in _HEADL
 
 def contestant_faults(name: str, where: str) -> list[str]:
     """What is wrong with the name of a model to evaluate or to play against."""
-    return [] if name in (ORACLE, RANDOM_MOVER) else check_model_name(name, where)
+    return [] if name == RANDOM_MOVER else check_model_name(name, where)
 
 
 def _file_faults(name: str, where: str) -> list[str]:

@@ -116,7 +116,7 @@ class Round:
         prompts = [row["prompt"] for row in before if task_of(row["prompt"]) == POLICY.name]
         known = {rules.position_key(POLICY.position(prompt).fen) for prompt in prompts}
         seed = args.seed * 1_000 + self.number
-        model = open_model(self.start, ModelArguments(), self.engine_args)
+        model = open_model(self.start, ModelArguments())
         games = play(model, args.games, args.plies, seed)
         fens = new_positions(games, known)
         with Labeller(self.engine_args) as labeller:
@@ -191,9 +191,9 @@ class Round:
         path = self.folder / _MATCH
         if not path.is_file():
             games, seed = self.args.match_games, self.args.seed
-            suite = VersusModelSuite(games, seed, self.start, self.engine_args)
+            suite = VersusModelSuite(games, seed, self.start)
             name = str(self.model)
-            model = open_model(name, ModelArguments(), self.engine_args)
+            model = open_model(name, ModelArguments())
             played = ModelResults(name, {suite.name: suite.run(model)}, {})
             replace_text(path.with_suffix(".pgn"), suite.pgn(name))
             replace_text(path, json.dumps(results_document([played], [], {}), indent=2))

@@ -22,10 +22,7 @@ from rookworld_rlvr.data.loading import HELDOUT_SHARE, DataArguments, is_held_ou
 from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.evaluation.models import (
     LanguageModel,
-    ModelArguments,
-    Oracle,
     RandomMover,
-    open_model,
 )
 from rookworld_rlvr.evaluation.registry import (
     SUITE_HEADLINES,
@@ -55,12 +52,12 @@ from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import GREEDY, ROOKWORLD, Decoding, complete
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.environment import write_environment_answer
-from rookworld_rlvr.tasks.policy import parse_policy_answer
 from rookworld_rlvr.tasks.registry import join_row
 from rookworld_rlvr.tasks.types import EnvironmentPrompt
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 
 from ..conftest import recipe
+from ..scripted import Oracle
 
 START = chess.STARTING_FEN
 AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
@@ -145,7 +142,7 @@ def test_environment_items_are_held_out_and_from_all_of_the_game() -> None:
 def test_the_oracle_is_always_right(kind: Any) -> None:
     suite = kind(100, 0)
     wrong = ("invalid", "sampled_invalid", "centipawn_loss", "win_probability_loss")
-    for name, found in suite.run(Oracle(NO_ENGINE)).metrics().items():
+    for name, found in suite.run(Oracle()).metrics().items():
         best = 0 if name.startswith((*wrong, "evaluation_mae")) else 1
         if name.startswith("expected_score"):  # of the best moves
             assert 0.4 < found.value < 0.7
@@ -232,14 +229,6 @@ def test_a_batch_of_one_and_of_many_give_the_same_answers(
     assert suite.run(together).decoding == decoding.as_dict()
 
 
-def test_the_oracle_asks_the_engine_what_it_does_not_know(stockfish: str) -> None:
-    mate = "6k1/5ppp/8/8/8/8/8/R5K1 w - - 0 1"
-    arguments = EngineArguments(engine_path=stockfish, engine_depth=2)
-    model = open_model("oracle", ModelArguments(), arguments)
-    (answer,) = model.answers([f"P: {mate}"])
-    assert parse_policy_answer(answer).best_move == "a1a8"
-
-
 # --------------------------------------------------------------------------------------------------
 # Training sets
 # --------------------------------------------------------------------------------------------------
@@ -307,7 +296,7 @@ def evaluated() -> list[ModelResults]:
     suites, left_out = open_suites(
         SuiteArguments(suites=["environment", "policy"], suite_rows=12), NO_ENGINE
     )
-    models = (RandomMover(), Oracle(NO_ENGINE))
+    models = (RandomMover(), Oracle())
     return [
         ModelResults(model.name, {suite.name: suite.run(model) for suite in suites}, left_out)
         for model in models

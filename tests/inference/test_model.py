@@ -11,7 +11,6 @@ import pytest
 from rookworld_rlvr import RookWorld
 from rookworld_rlvr.common.errors import NotationError, RookWorldError
 from rookworld_rlvr.data.synthesis import environment_prompts, opening_positions
-from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.evaluation.models import ModelArguments, open_model
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.environment import parse_environment_answer, write_environment_prompt
@@ -24,7 +23,7 @@ START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 def test_the_answers_are_those_of_the_evaluation() -> None:
     name = "rookworld-nano"
     model = RookWorld.from_pretrained(name, device="cpu")
-    measured = open_model(name, ModelArguments(model_name_or_path=[name]), EngineArguments())
+    measured = open_model(name, ModelArguments(model_name_or_path=[name]))
     fens = [fen for fen in islice(opening_positions(7, 10), 5) if rules.legal_moves(fen)]
     made = environment_prompts(3)  # some moves are unreadable, which only `complete` can ask about
     asked = list(islice((a for a in made if all(map(_is_uci, (a.action, *a.history)))), 5))

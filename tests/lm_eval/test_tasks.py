@@ -34,7 +34,7 @@ class Ours(Answerer):
     """The model as `rookworld evaluate` loads and decodes it; it keeps what it said."""
 
     def __init__(self) -> None:
-        self.model = open_model(PACKAGED_MODEL, ModelArguments(), EngineArguments())
+        self.model = open_model(PACKAGED_MODEL, ModelArguments())
         self.decoding = self.model.decoding
 
     def answers(self, prompts: Sequence[str]) -> list[str]:

@@ -13,8 +13,6 @@ from rookworld_rlvr.common.errors import ConfigurationError, NotationError
 from rookworld_rlvr.data.audit import AuditArguments, audit
 from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data, require_truth
 from rookworld_rlvr.data.synthesis import environment_prompts, environment_row
-from rookworld_rlvr.engine.arguments import EngineArguments
-from rookworld_rlvr.evaluation.models import Oracle
 from rookworld_rlvr.rewards.registry import get_reward_funcs, known_rewards, tasks_of
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.metrics import evaluate_completions, training_metrics
@@ -22,6 +20,8 @@ from rookworld_rlvr.tasks.registry import TASKS, join_row, register
 from rookworld_rlvr.tasks.task import Sampling, Task
 from rookworld_rlvr.tasks.text import clean, parse_fen
 from rookworld_rlvr.tasks.types import Score, Values
+
+from ..scripted import Oracle
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 REWARDS = [{"name": "legal_moves_exact"}, {"name": "environment_exact"}]
@@ -99,7 +99,7 @@ def test_what_reads_all_tasks_reads_it(loaded: LoadedData, tmp_path: Path) -> No
     """The report of loading, the dry run, the oracle, a diagnosis and an audit."""
     rows = [row for row in loaded.train if row["task"] == "legal_moves"]
     prompts = [row["prompt"] for row in rows]
-    right = evaluate_completions(rows, Oracle(EngineArguments()).answers(prompts))
+    right = evaluate_completions(rows, Oracle().answers(prompts))
     assert {name: (result.value, result.n) for name, result in right.items()} == {
         "legal_moves/exact": (1.0, len(rows))
     }

@@ -179,7 +179,6 @@ class VersusModelSuite(MatchSuite):
         suite_games: How many.
         suite_seed: Decides openings.
         opponent: A packaged model's name, a folder, a Hub id, or ``random``.
-        engine_args: For the opponent ``oracle``.
 
     Raises:
         SuiteUnavailableError: No opponent was given.
@@ -189,14 +188,12 @@ class VersusModelSuite(MatchSuite):
     name = "versus_model"
     version = 1
 
-    def __init__(
-        self, suite_games: int, suite_seed: int, opponent: str | None, engine_args: EngineArguments
-    ) -> None:
+    def __init__(self, suite_games: int, suite_seed: int, opponent: str | None) -> None:
         super().__init__(suite_games, suite_seed)
         if not opponent:
             raise SuiteUnavailableError("there is no opponent; give one with --opponent")
         self.opponent = opponent
-        self._player = open_model(opponent, ModelArguments(), engine_args)
+        self._player = open_model(opponent, ModelArguments())
 
     def opponent_choices(self, games: Sequence[Game]) -> list[Choice]:
         """See `MatchSuite`."""

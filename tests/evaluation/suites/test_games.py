@@ -313,10 +313,10 @@ def test_a_match_between_models_by_hand(
     told = ("score", "illegal_moves")
     blind = Scripted({**moves, fen_after("f3", "e5", "g4"): "d8d1"})  # g8e7 is played in its place
     monkeypatch.setattr(games, "MOST_PLIES", 2)
-    suite = VersusModelSuite(2, 0, "other", NO_ENGINE)
+    suite = VersusModelSuite(2, 0, "other")
     found = values(suite.run(blind))
     assert [found[key] for key in told] == [0.25, 0.5]
-    swapped = VersusModelSuite(2, 0, "other", NO_ENGINE)
+    swapped = VersusModelSuite(2, 0, "other")
     monkeypatch.setattr(swapped, "_player", blind)
     found = values(swapped.run(Scripted(moves)))
     assert [found[key] for key in told] == [0.75, 0]
@@ -439,7 +439,7 @@ def test_two_processes_answer_and_play_as_one_does(tmp_path: Path) -> None:
     assert document["provenance"]["versions"]["trl"]
     assert document["suites"].keys() == set(names)
     arguments = SuiteArguments(names, suite_rows=5, suite_games=3, suite_seed=SURE)
-    model = open_model("rookworld-nano", ModelArguments(max_new_tokens=70), NO_ENGINE)
+    model = open_model("rookworld-nano", ModelArguments(max_new_tokens=70))
     for suite in open_suites(arguments, NO_ENGINE)[0]:
         for name, value in suite.run(model).metrics().items():
             expected = {k: None if v != v else v for k, v in asdict(value).items()}  # nan

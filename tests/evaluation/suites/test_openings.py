@@ -11,13 +11,14 @@ from typing import Any
 import chess
 import pytest
 
-from rookworld_rlvr.engine.arguments import EngineArguments
-from rookworld_rlvr.evaluation.models import Oracle, RandomMover
+from rookworld_rlvr.evaluation.models import RandomMover
 from rookworld_rlvr.evaluation.results import ModelResults, results_text
 from rookworld_rlvr.evaluation.suite import Answerer, SuiteUnavailableError
 from rookworld_rlvr.evaluation.suites.openings import OpeningsSuite
 from rookworld_rlvr.models.decoding import Decoding
 from rookworld_rlvr.tasks import rules
+
+from ...scripted import Oracle
 
 E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
 E4_E5 = "rnbqkbnr/pppp1ppp/8/4p3/4P3/8/PPPP1PPP/RNBQKBNR w KQkq - 0 2"
@@ -110,7 +111,7 @@ def test_rows_without_a_readable_prompt_are_left_out(tmp_path: Path) -> None:
     illegal = {"prompt": "A: 8/8/8/8/8/8/8/8 w - - 0 1+e2e4+e2e4+"}
     suite = OpeningsSuite(10, 0, write(tmp_path, [ROWS[0], ROWS[0], illegal, {"move": "e2e4"}]))
     assert list(suite.items) == ["row 1", "row 2"]
-    result = suite.run(Oracle(EngineArguments()))
+    result = suite.run(Oracle())
     assert result.metrics()["exact/ply_1"].value == 1.0
     text = " ".join(results_text([ModelResults("oracle", {"openings": result}, {})]).split())
     assert "goal of the author: position of at least 80%: reached" in text
