@@ -123,12 +123,8 @@ def check_cluster(args: PrepareArguments) -> list[str]:
     """Faults of `cluster` and `cluster_options`, and packages or programs that are missing for them."""
     if args.cluster is None:
         return []
-    needed = ["datatrove", "ray"] if args.cluster == "ray" else ["datatrove"]
-    if missing := [name for name in needed if find_spec(name) is None]:
-        names = " and ".join(missing)
-        return [
-            f"cluster: {args.cluster!r} needs {names}; install 'rookworld-rlvr[cluster]' and ray"
-        ]
+    if find_spec("datatrove") is None:
+        return [f"cluster: {args.cluster!r} needs datatrove; install 'rookworld-rlvr[cluster]'"]
     from ..data.cluster import option_faults  # it imports datatrove
 
     assert not isinstance(args.cluster_options, str)  # it has been read as JSON

@@ -86,18 +86,6 @@ def pair_bars(rows: Sequence[tuple[str, float, float, str]], largest: float = 0)
     return render("pair_bars.html", rows=drawn)
 
 
-def curve(values: Sequence[float | None], title: str) -> Markup:
-    """Draw a line over steps, skipping steps without a value; empty for fewer than two values."""
-    points = [(place, value) for place, value in enumerate(values) if value is not None]
-    if len(points) < 2:
-        return Markup()
-    known = [value for _, value in points]
-    low, high, last = min(known), max(known), len(values) - 1
-    span = high - low or 1.0
-    path = [(240 * place / last, 56 - 52 * (value - low) / span) for place, value in points]
-    return render("curve.html", path=path, known=known, title=title, low=low, high=high)
-
-
 _TEMPLATES = Environment(
     loader=PackageLoader("rookworld_rlvr", "assets/templates"),
     autoescape=select_autoescape(["html.j2"]),
@@ -122,7 +110,6 @@ _POLICY = (
 
 _TEMPLATES.globals |= {
     "pair_bars": pair_bars,
-    "curve": curve,
     "marked": marked,
     "style": Markup(_STYLE),
     "policy": Markup(_POLICY),  # a hash may hold a +, which is not to be escaped

@@ -1,4 +1,4 @@
-"""Label a data set by many tasks, which datatrove runs on this machine, on Slurm or on Ray.
+"""Label a data set by many tasks, which datatrove runs on this machine or on Slurm.
 
 The command reads the rows and puts them into a folder beside the output file, `NAME.cluster`:
 
@@ -14,7 +14,6 @@ datatrove's business.
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import inspect
 import json
@@ -32,7 +31,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets.fingerprint import Hasher
-from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
+from datatrove.executor import LocalPipelineExecutor, SlurmPipelineExecutor
 from datatrove.executor.base import PipelineExecutor
 
 from ..common.errors import RookWorldError
@@ -48,11 +47,7 @@ from .prepare import (
 )
 from .sources import dataset_file, read_provenance
 
-_EXECUTORS: dict[str, type[PipelineExecutor]] = {
-    "local": LocalPipelineExecutor,
-    "slurm": SlurmPipelineExecutor,
-    "ray": RayPipelineExecutor,
-}
+_EXECUTORS = {"local": LocalPipelineExecutor, "slurm": SlurmPipelineExecutor}
 
 
 _OURS = ("pipeline", "tasks", "logging_dir", "depends", "skip_completed")
@@ -84,7 +79,6 @@ def label_shard(
         rank: The task's number.
         world_size: The number of tasks.
     """
-    asyncio.set_event_loop_policy(None)  # Ray's, of uvloop, cannot start an engine as we do
     datasets.disable_progress_bars()  # they would fill the log
     rows = datasets.load_from_disk(folder / "rows").shard(world_size, rank)
     own = copy.copy(args)  # unchecked: another machine need not see the data set
@@ -146,8 +140,8 @@ def label_on_cluster(args: PrepareArguments) -> str:
         What Slurm still has to do; empty if the output file is complete.
 
     Raises:
-        RookWorldError: The folder belongs to another question, a task failed or was killed, or Slurm
-            refuses the jobs.
+        RookWorldError: The folder belongs to another question, a task failed, or Slurm refuses the
+            jobs.
     """
     output = Path(args.output_file).resolve()
     folder = output.with_suffix(".cluster")
@@ -164,18 +158,10 @@ def label_on_cluster(args: PrepareArguments) -> str:
     if args.cluster == "slurm":
         return _submitted(label, join) if join.get_incomplete_ranks() else ""
     for stage in (label, join):
-        if args.cluster == "local":
-            # In this process: datatrove's own pool would wait for ever for a worker that was killed.
-            ranks = stage.get_incomplete_ranks()
-            for rank in shown(ranks, "tasks", len(ranks), "tasks"):
-                stage._run_for_rank(rank, rank)
-        else:
-            stage.run()
-        if failed := stage.get_incomplete_ranks():  # Ray's executor does not raise
-            log = folder / stage.logging_dir.path / "logs" / f"task_{failed[0]:05d}.log"
-            raise RookWorldError(
-                f"cluster: {len(failed)} of {stage.world_size} tasks failed; see {log}, and start again"
-            )
+        # In this process: datatrove's own pool would wait for ever for a worker that was killed.
+        ranks = stage.get_incomplete_ranks()
+        for rank in shown(ranks, "tasks", len(ranks), "tasks"):
+            stage._run_for_rank(rank, rank)
     return ""
 
 
@@ -237,7 +223,6 @@ def _executor(
             "cpus_per_task": args.workers(),
             "venv_path": str(environment) if environment.is_file() else None,
         },
-        "ray": {"cpus_per_task": args.workers()},
     }
     options = {**usual[args.cluster], **(args.cluster_options or {})}
     return _EXECUTORS[args.cluster](

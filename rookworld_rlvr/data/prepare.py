@@ -102,11 +102,11 @@ class PrepareArguments(PositionArguments, RowArguments, LabelArguments):
         among=REPAIRS,
         of="repair",
     )
-    cluster: Literal["local", "slurm", "ray"] | None = setting(
+    cluster: Literal["local", "slurm"] | None = setting(
         None,
         "Divide the rows into cluster_tasks tasks, which datatrove runs: one after the other on this "
-        "machine (local), as jobs of Slurm, or on a Ray cluster; each has engine_workers engines. None "
-        "labels all rows in one run.",
+        "machine (local), or as jobs of Slurm; each has engine_workers engines. None labels all rows in "
+        "one run.",
     )
     cluster_tasks: int = setting(
         100,

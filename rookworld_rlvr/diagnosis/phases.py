@@ -159,9 +159,13 @@ def run_diagnosis(
         **analysis(trainer, record),
         **what_if(trainer, rows),
         "comparison": comparison(log, compared),
+        "repetitions": [{name: step.get(name) for name in _BY_STEP} for step in log_history[1:]],
     }
     clean: Part = cleaned(record)
     return clean
+
+
+_BY_STEP = ("step", "reward", "loss", "grad_norm", "kl", "entropy")
 
 
 def of(log: Mapping[str, Any], *starts: str) -> Part:

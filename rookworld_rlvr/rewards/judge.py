@@ -26,6 +26,9 @@ if TYPE_CHECKING:  # libraries are imported where they are used: to check an ent
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+_BATCH = 64  # texts in one forward
+
+
 @dataclass(frozen=True, slots=True)
 class JudgeSpec(Options):
     """A judge's entry in `rewards`."""
@@ -35,7 +38,6 @@ class JudgeSpec(Options):
         "Folder (rookworld judge makes one) or Hub id of a sequence classifier with one score.",
         filled=True,
     )
-    batch_size: int = setting(64, "Texts scored in one forward pass.", least=1)
     scale: Literal["raw", "sigmoid"] = setting(
         "raw", "How a score becomes the reward: raw leaves it as it is; sigmoid maps it to [0, 1]."
     )
@@ -66,7 +68,6 @@ class Judge:
         network: With one label; it is put into evaluation mode and frozen.
         tokenizer: Its own.
         name: For messages.
-        batch_size: Texts scored in one forward.
     """
 
     def __init__(
@@ -74,12 +75,10 @@ class Judge:
         network: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         name: str = "judge",
-        batch_size: int = 64,
     ) -> None:
         self.network = network.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.name = name
-        self.batch_size = batch_size
         if network.config.pad_token_id is None:
             network.config.pad_token_id = tokenizer.pad_token_id
         # The largest number of tokens that it has positions for.
@@ -95,8 +94,8 @@ class Judge:
         found: list[float | None] = [None] * len(rows)
         short = [index for index, row in enumerate(rows) if len(row) <= self.longest]
         order = sorted(short, key=lambda index: len(rows[index]))  # little padding
-        for start in range(0, len(order), self.batch_size):
-            places = order[start : start + self.batch_size]
+        for start in range(0, len(order), _BATCH):
+            places = order[start : start + _BATCH]
             for place, score in zip(places, self._forward([rows[p] for p in places]), strict=True):
                 if not math.isfinite(score):
                     text = prompts[place] + completions[place]
@@ -150,7 +149,7 @@ def load_judge(spec: JudgeSpec) -> Judge:
         ) from error
     fuse_gelu(network)
     network.to(PartialState().device)
-    return Judge(network, tokenizer, spec.name, spec.batch_size)
+    return Judge(network, tokenizer, spec.name)
 
 
 def _load_network(name: str) -> PreTrainedModel:

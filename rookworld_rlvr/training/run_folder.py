@@ -228,7 +228,8 @@ def open_provenance(
         history = stretches(sessions)
         for line in stretches([session]):
             print(line)
-    _write_json(output_dir / PROVENANCE, {"schema_version": 1, "sessions": sessions})
+    content = {"schema_version": 1, "sessions": sessions}
+    replace_text(output_dir / PROVENANCE, json.dumps(content, indent=2) + "\n")
     comments = "".join(f"# {line}\n" for line in history)
     replace_text(output_dir / RESOLVED_CONFIG, comments + resolved)
     return history
@@ -246,10 +247,6 @@ def close_provenance(output_dir: Path, started: float, parameters: int) -> None:
     content = json.loads(path.read_text())
     seconds = round(time.perf_counter() - started, 1)
     content["sessions"][-1].update(seconds=seconds, parameters=parameters)
-    _write_json(path, content)
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     replace_text(path, json.dumps(content, indent=2) + "\n")
 
 

@@ -161,7 +161,7 @@ def test_killed_twice_it_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Slurm and Ray
+# Slurm
 # --------------------------------------------------------------------------------------------------
 SBATCH = """\
 #!{python}
@@ -258,21 +258,6 @@ def test_slurm_gets_no_task_twice(
     assert "#SBATCH --array=0-2\n" in again[0].read_text(), "the tasks that are left"
 
 
-@pytest.mark.slow
-def test_ray_runs_two_tasks_at_a_time(tmp_path: Path, undisturbed: Path) -> None:
-    ray = pytest.importorskip("ray")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    try:
-        options = json.dumps({"mem_per_cpu_gb": 0.5})
-        recipe("prepare_data").main(
-            argv(tmp_path, *on_tasks(4, "--cluster_options", options, kind="ray"))
-        )
-    finally:
-        ray.shutdown()
-    assert table(tmp_path) == table(undisturbed)
-    assert counts(tmp_path) == counts(undisturbed)
-
-
 # --------------------------------------------------------------------------------------------------
 # Bad input
 # --------------------------------------------------------------------------------------------------
@@ -300,4 +285,3 @@ def test_faults_of_the_options_are_reported_together(
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rookworld_rlvr.cli.checks.find_spec", lambda name: None)
     assert "needs datatrove; install 'rookworld-rlvr[cluster]'" in faults(tmp_path, *on_tasks(1))
-    assert "needs datatrove and ray" in faults(tmp_path, *on_tasks(1, kind="ray"))

@@ -20,6 +20,7 @@ from trl import ModelConfig, RewardTrainer
 from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import DataArguments
+from rookworld_rlvr.rewards import judge as judges
 from rookworld_rlvr.rewards.judge import Judge, JudgeReward, JudgeSpec, load_judge
 from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs, tasks_of
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RookWorldRewardConfig
@@ -75,11 +76,9 @@ class Fixed:
 # The recipe's entry
 # --------------------------------------------------------------------------------------------------
 def test_all_faults_of_an_entry_are_reported_and_nothing_is_loaded() -> None:
-    entry = {"name": "judge_small", "modle": "x", "batch_size": 0, "tasks": ["policies"]}
+    entry = {"name": "judge_small", "modle": "x", "scale": "log", "tasks": ["policies"]}
     faults = check_reward_specs([entry])
-    for fault, word in zip(
-        faults, ("did you mean model", "model", "batch_size", "policy"), strict=True
-    ):
+    for fault, word in zip(faults, ("did you mean model", "model", "log", "policy"), strict=True):
         assert fault.startswith("rewards: judge_small: ") and word in fault
     good, again = {"name": "judge", "model": "no/where"}, {"name": "judge", "model": "b"}
     assert check_reward_specs([good]) == []
@@ -109,9 +108,10 @@ def test_a_judge_of_a_task_judges_that_task(folder: str) -> None:
 # What is scored
 # --------------------------------------------------------------------------------------------------
 def test_a_batch_of_unequal_lengths_scores_as_each_row_alone(
-    folder: str, tokenizer: PreTrainedTokenizerBase
+    folder: str, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judge = reward_of(folder, batch_size=3).judge
+    judge = reward_of(folder).judge
+    monkeypatch.setattr(judges, "_BATCH", 3)
     prompts = [PROMPT, POLICY, PROMPT, POLICY, PROMPT]
     alone = [
         score_alone(judge.network, tokenizer(prompt + completion)["input_ids"])
@@ -119,7 +119,7 @@ def test_a_batch_of_unequal_lengths_scores_as_each_row_alone(
     ]
     assert judge.scores(prompts, COMPLETIONS) == pytest.approx(alone, abs=1e-5)
     assert max(alone) - min(alone) > 0.1, "the scores differ, or nothing is tested"
-    judge.batch_size = 1
+    monkeypatch.setattr(judges, "_BATCH", 1)
     assert judge.scores(prompts, COMPLETIONS) == pytest.approx(alone, abs=1e-5)
 
 
