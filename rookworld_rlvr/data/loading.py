@@ -468,10 +468,12 @@ def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
     if args.task_shares:
         given: Any = args.task_shares
         of_task = {task: given[task] for task in TASKS if task in args.tasks and given.get(task)}
-        if missing := set(of_task) - {row["task"] for row in rows}:
+        there = {row["task"] for row in rows}
+        if missing := set(of_task) - there:
             raise RookWorldError(
                 f"no rows of {', '.join(missing)} to train on in {_read_of(args)}, but task_shares="
-                f"{args.task_shares} gives them a share: give such rows, or take them out of `tasks`"
+                f"{args.task_shares} (yours or the recipe's) gives them a share: give such rows, or "
+                f"train without them: --tasks {' '.join(sorted(there))}"
             )
         if of_task:  # all shares may be of tasks that `tasks` leaves out
             rows = _repeat(rows, lambda row: row["task"], of_task)

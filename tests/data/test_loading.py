@@ -463,7 +463,7 @@ def test_a_broken_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     [
         ({"heldout_share": 0.0}, r"no held-out rows .* 20 rows were read\. Give"),
         ({"heldout_share": 1.0}, "no training rows"),
-        ({"task_shares": shares(0.5)}, "no rows of policy .* out of `tasks`"),
+        ({"task_shares": shares(0.5)}, "no rows of policy .* --tasks environment$"),
         (
             {"task_shares": shares(0.5), "tasks": ["policy"]},
             r"20 rows were read, 20 are left out \(environment\)",
