@@ -115,7 +115,7 @@ class DataReport:
             ("environment answers replaced by the rules'", self.corrected),
             ("not trained on, as their positions are in eval_dataset_name", self.shared),
             ("not trained on, as heldout_share holds them out", self.withheld),
-            ("policy rows without action_values", self.unlabelled),
+            ("policy rows without action_values, which measuring needs", self.unlabelled),
         ):
             if rows:
                 lines.append(f"{title:<22}{rows:>8}")

@@ -91,7 +91,7 @@ def findings(part: Part) -> list[tuple[Part, str]]:
     return texts
 
 
-def completions(group: Part) -> list[Part]:
+def completions(group: Part) -> list[dict[str, Any]]:
     """A group's completions, the best reward first, each with sums over its tokens."""
     rows = sorted(group["completions"], key=lambda row: -(row["reward"] or 0.0))
     numbers = ("reward", "advantage", *BY_TOKEN, "policy_term", "penalty", "total")
@@ -116,7 +116,10 @@ def print_report(record: Part) -> None:
             console.print(_text(f"{finding['severity']}: {finding['rule']}: {text}"))
         found = tables(part)
         for group in part.get("groups_of_texts", [])[:GROUPS_SHOWN]:
-            found += tables({group["prompt"]: completions(group)})
+            sampled = completions(group)
+            texts = [[row.pop("completion")] for row in sampled]  # below, so that no number is cut
+            found += tables({group["prompt"]: sampled})
+            found.append(("its completions, in this order", [], texts))
         for name, heads, rows in found:
             console.print(_text(f"\n{name}", style="bold"))
             console.print(_table(heads, rows[:ROWS_SHOWN], TEXT_SHOWN))
@@ -130,7 +133,8 @@ def print_report(record: Part) -> None:
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], most: int = 1_000) -> Table:
     """A table whose cells have at most so many characters."""
     columns = (Column(_text(head)) for head in heads)
-    table = Table(*columns, show_header=bool(heads), box=None, pad_edge=False)
+    padding = (0, 1, 0, 0) if heads else (0, 1)  # ten numbers fit into 80 columns
+    table = Table(*columns, show_header=bool(heads), box=None, pad_edge=False, padding=padding)
     for row in rows:
         cut = (cell if len(cell) <= most else f"{cell[:most]}…" for cell in row)
         table.add_row(*map(_text, cut))

@@ -63,10 +63,7 @@ def before_after_table(
     lines += ["", *limit_lines(limits)] if limits else []
     lines += tie_lines(before, after, pairs or {})
     if headline(after) <= headline(before):
-        lines += [
-            "",
-            "No checkpoint is better than the starting model; the best checkpoint of the run is saved.",
-        ]
+        lines += ["", "The saved model is no better than the starting model."]
     return "\n".join(lines)
 
 

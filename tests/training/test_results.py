@@ -80,7 +80,9 @@ def test_the_table_of_a_run() -> None:
     assert "(95% interval [-6.6, +6.6], p = 1)." in " ".join(
         before_after_table(share, then, pairs).split()
     )
-    assert "No checkpoint is better than the starting model" in before_after_table(after, before)
+    assert "The saved model is no better than the starting model" in before_after_table(
+        after, before
+    )
 
 
 def test_the_mean_of_an_own_reward_is_in_its_own_unit_and_read_again(tmp_path: Path) -> None:
