@@ -80,6 +80,8 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
     require_answers(data)
     state.print(use_idle_cores())
     state.print(wrapped("\n".join(data.report.lines())))
+    if absent := [task for task in data_args.tasks if not data.report.train[task]]:
+        state.print(f"no rows of {', '.join(absent)} are trained on")
     if run_args.dry_run:
         state.print(f"\n{resolved.partition(DEFAULTS)[0]}")
         return output_dir

@@ -71,7 +71,10 @@ def main(argv: Sequence[str]) -> None:
     state.print(use_idle_cores())
     state.print("\n".join(data.report.lines()))
     shares, seed = judge_args.shares(), 0
-    train = make_pairs(data.train.to_list(), judge_args.train_pairs, shares, seed)
+    batch = reward_args.train_batch_size * reward_args.gradient_accumulation_steps
+    most = reward_args.max_steps * batch * state.num_processes  # below 0 without max_steps
+    count = min(judge_args.train_pairs, most) if most > 0 else judge_args.train_pairs
+    train = make_pairs(data.train.to_list(), count, shares, seed)
     heldout = make_pairs(data.heldout.to_list(), judge_args.heldout_pairs, shares, seed)
     if run_args.dry_run:
         state.print(f"\n{resolved.partition(DEFAULTS)[0]}")

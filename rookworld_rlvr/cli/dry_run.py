@@ -72,5 +72,5 @@ def _constant(seen: Mapping[str, list[float]]) -> Iterator[str]:
         elif len(set(numbers)) == 1:
             yield (
                 f"warning: the reward {name} is {numbers[0]:.3f} for all {len(numbers)} answers, right, "
-                "wrong and unreadable; a reward that never differs teaches nothing"
+                "wrong and unreadable; unless what it rewards is rare, it teaches nothing"
             )

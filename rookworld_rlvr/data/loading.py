@@ -468,8 +468,7 @@ def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
     if args.task_shares:
         given: Any = args.task_shares
         of_task = {task: given[task] for task in TASKS if task in args.tasks and given.get(task)}
-        there = {row["task"] for row in rows}
-        if missing := set(of_task) - there:
+        if missing := set(of_task) - (there := {row["task"] for row in rows}):
             raise RookWorldError(
                 f"no rows of {', '.join(missing)} to train on in {_read_of(args)}, but task_shares="
                 f"{args.task_shares} (yours or the recipe's) gives them a share: give such rows, or "

@@ -429,7 +429,9 @@ def comparison(log: Mapping[str, Any], other: Sequence[Mapping[str, Any]]) -> li
     theirs = pd.DataFrame(other).select_dtypes("number")
     table = pd.DataFrame({"here": pd.Series(log), "first": theirs.iloc[0]})
     table["last_ten"] = theirs.tail(10).mean()
-    return records(table.dropna().drop(["step", "epoch"], errors="ignore").rename_axis("metric"))
+    table = table.dropna().drop(["step", "epoch"], errors="ignore").rename_axis("metric")
+    order = sorted(table.index[table.any(axis=1)], key=lambda name: name not in _BY_STEP)
+    return records(table.loc[order])
 
 
 def cleaned(value: Any) -> Any:

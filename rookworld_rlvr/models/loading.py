@@ -58,7 +58,7 @@ def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[
             [f"{key}: the weights of {name!r} are a pickle ({found}): {_CONVERT}"] if found else []
         )
     if path.is_file():
-        return [f"{key}: {name!r} is a file, not the folder of a model; {_CONVERT}"]
+        return [f"{key}: {name!r} is a file, not the folder of a model; see docs/coming-from.md"]
     if (path / "adapter_config.json").is_file():
         return [
             f"{key}: {name!r} holds a LoRA adapter alone; its run's folder has the merged model, or "

@@ -50,7 +50,7 @@ def unknown_metric(name: str, known: Collection[str], prefix: str = "") -> str:
     else:
         why = "not a held-out metric"
     usual = ", ".join(prefix + metric for metric in ("overall", *headlines().values()))
-    return f"{name!r} is {why}{close_matches(name, known) or f'; give {usual}'}"
+    return f"{name!r} is {why}{close_matches(name, known)}; the usual ones are {usual}"
 
 
 def kind_of(name: str) -> Kind:

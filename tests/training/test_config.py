@@ -95,7 +95,7 @@ class TestFaults:
             (
                 {"metric_for_best_model": "rewards/x"},
                 (),
-                ["does not choose; give overall"],
+                ["does not choose; the usual ones are overall"],
             ),
             ({"disable_dropout": False}, (), ["disable_dropout"]),
             ({"synthetic_rows": None}, (), ["synthetic_rows", "value is missing"]),
