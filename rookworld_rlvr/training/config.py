@@ -89,7 +89,7 @@ def _report_faults(value: Any, name: str) -> list[str]:
     known = ("none", "all", *INTEGRATION_TO_CALLBACK)
     here = ("none", "all", *get_available_reporting_integrations())
     return [
-        f"{name}: {given} is not installed; pip install it, or give another"
+        f"{name}: {given} is not installed, or WANDB_DISABLED hides it; give another, or none"
         if given in known
         else f"{name}: {given!r} is not a dashboard{close_matches(given, known)}"
         for given in ([value] if isinstance(value, str) else value or ())
