@@ -115,7 +115,7 @@ def run_diagnosis(
         for place, group in enumerate(groups)
         for row in group["completions"]
     )
-    layers = trainer.layers
+    layers, repeated = trainer.layers, log_history if len(log_history) > 1 else []
     record: Part = {
         "version": VERSION,
         "recipe": recipe,
@@ -159,7 +159,7 @@ def run_diagnosis(
         **analysis(trainer, record),
         **what_if(trainer, rows),
         "comparison": comparison(log, compared),
-        "repetitions": [{name: step.get(name) for name in _BY_STEP} for step in log_history[1:]],
+        "repetitions": [{name: step.get(name) for name in _BY_STEP} for step in repeated],
     }
     clean: Part = cleaned(record)
     return clean

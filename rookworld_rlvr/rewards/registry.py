@@ -112,9 +112,8 @@ def get_reward_funcs(
     ... )
     [1.0]
     """
-    chosen = specs_of(specs)
-    funcs = open_rewards(chosen, truth)
-    weights = [spec.get("weight", 1.0) for spec in chosen]
+    funcs = open_rewards(specs, truth)
+    weights = [spec.get("weight", 1.0) for spec in specs_of(specs)]
     if set(weights) != {1.0}:
         logger.warning("weights are the trainer's: give it reward_weights=%s", weights)
     return funcs
