@@ -129,7 +129,7 @@ def run_diagnosis(
         },
         "advantages": {
             **of(log, "mean_advantage", "health/advantage", "zero_variance/trained"),
-            "positive": (rows["advantage"] > 0).mean(),
+            "positive": (rows["advantage"] > _ROUNDING).mean(),
             "groups": records(
                 rows.groupby(["group", "task"]).agg(
                     mean=("reward", "mean"),
@@ -270,6 +270,7 @@ def generation(rows: pd.DataFrame) -> Part:
 # --------------------------------------------------------------------------------------------------
 # 10: findings
 # --------------------------------------------------------------------------------------------------
+_ROUNDING = 1e-3  # of an advantage: TRL divides what is left of equal rewards by 1e-4
 _OF_COMPLETIONS = ("unreadable", "truncated", "unscored")  # shares that may be chance
 _OF_GROUPS = ("zero_variance", "zero_variance_most")
 _GRAVER = ("nothing_parses", "gradient_not_finite")  # before a run, reasons not to start it
@@ -285,7 +286,7 @@ def analysis(trainer: DiagnosedTrainer, record: Part) -> Part:
     """
     numbers, details = measurements(trainer, record)
     log = {**record["log_history"][0], **numbers}
-    found = HealthMonitor(patience=1).observe(1, log, details)
+    found = HealthMonitor(patience=1, consequences=True).observe(1, log, details)
     found = [replace(f, severity="stop") if f.rule in _GRAVER else f for f in found]
     sizes = dict.fromkeys(_OF_COMPLETIONS, record["generation"]["completions"])
     sizes |= dict.fromkeys(_OF_GROUPS, len(record["generation"]["groups_of_texts"]))

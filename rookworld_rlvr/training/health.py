@@ -249,7 +249,7 @@ class Rule:
         measure: Compares the history with a bound; gives None if the rule does not apply.
         share: Whether value and bound are shares in [0, 1], shown as percentages.
         patient: Whether it must be broken for several logs before a finding is raised.
-        causes: The rules that explain it if they are broken as well; a diagnosis names these first.
+        causes: The rules that explain it: while one of them is broken, only that one is reported.
     """
 
     name: str
@@ -397,10 +397,17 @@ class HealthMonitor:
         patience: For how many logs in a row a rule must be broken before it is reported, unless one log
             is proof enough; and for how many it must hold before it can be reported again.
         guard: The most that held-out metrics may lose against the start, by metric.
+        consequences: Whether findings that others explain (`Rule.causes`) are raised, too. Otherwise they
+            wait until those hold.
     """
 
-    def __init__(self, patience: int = PATIENCE, guard: Mapping[str, float] | None = None) -> None:
-        self.patience = patience
+    def __init__(
+        self,
+        patience: int = PATIENCE,
+        guard: Mapping[str, float] | None = None,
+        consequences: bool = False,
+    ) -> None:
+        self.patience, self.consequences = patience, consequences
         self.history = History(guard)
         self._watches = {name: _Watch() for name in RULES}
 
@@ -421,23 +428,28 @@ class HealthMonitor:
             The findings that are raised now.
         """
         self.history.update(step, logs, details)
+        limits = {name: math.inf if r.bound is None else r.bound for name, r in RULES.items()}
+        readings = {name: rule.measure(self.history, limits[name]) for name, rule in RULES.items()}
+        broken = {name for name, reading in readings.items() if reading and reading.broken}
+        broken |= {name for name, watch in self._watches.items() if watch.raised}
+        causes = set() if self.consequences else broken
         findings = []
-        for rule in RULES.values():
-            limit = math.inf if rule.bound is None else rule.bound
-            reading = rule.measure(self.history, limit)
-            if reading is not None and self._is_due(rule, reading):
-                said = reading.value, rule.bound, rule.message(reading, limit)
-                findings.append(Finding(rule.name, rule.severity, step, *said, rule.keys))
+        for name, rule in RULES.items():
+            reading = readings[name]
+            if reading and self._is_due(rule, reading, bool(causes.intersection(rule.causes))):
+                said = reading.value, rule.bound, rule.message(reading, limits[name])
+                findings.append(Finding(name, rule.severity, step, *said, rule.keys))
         return findings
 
-    def _is_due(self, rule: Rule, reading: Reading) -> bool:
+    def _is_due(self, rule: Rule, reading: Reading, is_explained: bool) -> bool:
         watch = self._watches[rule.name]
         if not reading.broken:
             watch.broken, watch.sound = 0, watch.sound + 1
             watch.raised = watch.raised and watch.sound < self.patience
             return False
         watch.broken, watch.sound = watch.broken + 1, 0
-        if watch.raised or watch.broken < (self.patience if rule.patient else 1):
+        is_early = watch.broken < (self.patience if rule.patient else 1)
+        if watch.raised or is_early or is_explained:
             return False
         watch.raised = True
         return True

@@ -94,7 +94,7 @@ def test_a_rule_of_one_log_names_number_bound_and_remedy(
     monitor = HealthMonitor(patience=1)
     findings = monitor.observe(40, {**HEALTHY, metric: value})
     (finding,) = (finding for finding in findings if finding.rule == rule)
-    reason, remedy = finding.message.split("; ")
+    reason, remedy = finding.message.split("; ", 1)
     assert shown in reason and bound in reason.split(shown, 1)[1], finding.message
     assert key in remedy and key in finding.remedy_keys
     assert finding.severity == RULES[rule].severity and finding.step == 40
@@ -221,6 +221,29 @@ def test_a_finding_is_raised_again_only_after_it_has_gone() -> None:
     again = [BAD] * 4 + [GOOD] + [BAD] * 2 + [GOOD] * 2 + [BAD] * 4
     steps = [finding.step for finding in observe(again, patience=2)]
     assert steps == [2, 11], "one good log is no recovery"
+
+
+def test_of_a_destroyed_model_the_cause_alone_is_said_and_its_effects_where_they_outlast_it() -> None:
+    destroyed = {
+        "entropy": 0.05,
+        "frac_reward_zero_std": 1.0,
+        "grad_norm": 0.0,
+        "completions/clipped_ratio": 1.0,
+        "health/advantage_std": 0.0,
+        "health/advantage_range": 0.0,
+        "health/unreadable": 1.0,
+        "health/reward_constant": 1.0,
+    }
+    logs = [HEALTHY] * 6 + [{**HEALTHY, **destroyed}] * 5
+    (finding,) = observe(logs, patience=3)
+    assert (finding.rule, finding.step) == ("unreadable_most", 9)
+    assert "learning_rate" in finding.message and "temperature" not in finding.message
+    read_again = {**HEALTHY, **destroyed, "health/unreadable": 0.0, "entropy": 0.95}
+    later = [finding.rule for finding in observe(logs + [read_again] * 4, patience=3)[1:]]
+    assert later == ["reward_constant", "truncated"], "which unreadable answers do not explain now"
+    # A fifth of unreadable completions does not explain a reward that is constant.
+    some = {**HEALTHY, **destroyed, "health/unreadable": 0.3}
+    assert "reward_constant" in {finding.rule for finding in observe([some])}
 
 
 # --------------------------------------------------------------------------------------------------
