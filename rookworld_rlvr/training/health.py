@@ -397,8 +397,8 @@ class HealthMonitor:
         patience: For how many logs in a row a rule must be broken before it is reported, unless one log
             is proof enough; and for how many it must hold before it can be reported again.
         guard: The most that held-out metrics may lose against the start, by metric.
-        consequences: Whether findings that others explain (`Rule.causes`) are raised, too. Otherwise they
-            wait until those hold.
+        consequences: Whether findings that others explain (`Rule.causes`) are raised, too. Otherwise
+            they wait until those rules hold.
     """
 
     def __init__(

@@ -188,7 +188,9 @@ def test_answers_that_cannot_be_read_come_first_and_alone(greedy: float, rule: s
     found = judged(heldout=heldout, health__unreadable=0.9, **FLAT)
     assert found["cause"] == rule
     ((finding, text),) = findings(found)
-    assert finding["rule"] == rule and "explains: unreadable_most, unreadable, reward_constant" in text
+    assert (
+        finding["rule"] == rule and "explains: unreadable_most, unreadable, reward_constant" in text
+    )
 
 
 def test_gaps_and_gradients_that_are_not_finite_stop() -> None:

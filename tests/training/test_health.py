@@ -223,7 +223,9 @@ def test_a_finding_is_raised_again_only_after_it_has_gone() -> None:
     assert steps == [2, 11], "one good log is no recovery"
 
 
-def test_of_a_destroyed_model_the_cause_alone_is_said_and_its_effects_where_they_outlast_it() -> None:
+def test_of_a_destroyed_model_the_cause_alone_is_said_and_its_effects_where_they_outlast_it() -> (
+    None
+):
     destroyed = {
         "entropy": 0.05,
         "frac_reward_zero_std": 1.0,
