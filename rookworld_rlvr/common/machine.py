@@ -86,12 +86,9 @@ def use_idle_cores() -> str:
     import torch  # not above: see the module
 
     most = torch.get_num_threads()
-    if use_threads(min(most, idle_cores())) < most:
-        why = f"{most} cores, of which others are at work on {most - torch.get_num_threads()}"
-    else:
-        names = (*_NUMBER, "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-        why = ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
-    return f"threads on the CPU: {torch.get_num_threads()} ({why})"
+    used = use_threads(min(most, idle_cores()))
+    why = f" ({most} cores, of which others are at work on {most - used})" if used < most else ""
+    return f"threads on the CPU: {used}{why}"
 
 
 def use_threads(number: int) -> int:

@@ -18,7 +18,7 @@ from ..common.errors import RookWorldError
 from ..common.files import replace_text
 from ..common.settings import Checked, setting
 from ..common.stats import Estimate, Paired
-from ..data.loading import parsed_rows
+from ..data.loading import action_values_column, parsed_rows
 from ..data.prepare import write_parquet
 from ..data.sources import Malformed, Row, RowArguments, dataset_file, read_provenance
 from ..engine.arguments import EngineArguments
@@ -115,9 +115,8 @@ class Round:
         before = self._rows_before()
         prompts = [row["prompt"] for row in before if task_of(row["prompt"]) == POLICY.name]
         known = {rules.position_key(POLICY.position(prompt).fen) for prompt in prompts}
-        seed = args.seed * 1_000 + self.number
         model = open_model(self.start, ModelArguments())
-        games = play(model, args.games, args.plies, seed)
+        games = play(model, args.games, args.plies, args.seed * 1_000 + self.number)
         fens = new_positions(games, known)
         with Labeller(self.engine_args) as labeller:
             found = labeller.values(list(fens))
@@ -190,8 +189,7 @@ class Round:
         """Let the model play the one before, unless that is done; the entry of the ledger."""
         path = self.folder / _MATCH
         if not path.is_file():
-            games, seed = self.args.match_games, self.args.seed
-            suite = VersusModelSuite(games, seed, self.start)
+            suite = VersusModelSuite(self.args.match_games, self.args.seed, self.start)
             name = str(self.model)
             model = open_model(name, ModelArguments())
             played = ModelResults(name, {suite.name: suite.run(model)}, {})
@@ -236,11 +234,9 @@ def reasons(change: Paired, match: Estimate, broke_guard: bool) -> list[str]:
 
 
 def policy_row(fen: str, values: Mapping[str, int]) -> Row:
-    """A policy row with the right answer and all values, the best first."""
-    prompt = write_policy_prompt(fen)
-    ordered = sorted(values.items(), key=lambda item: -item[1])
-    listed = [{"move": move, "cp": cp} for move, cp in ordered]
-    return {"prompt": prompt, "completion": POLICY.truth(prompt, values), "action_values": listed}
+    """A policy row with the right answer and the values of all legal moves, which come best first."""
+    prompt, column = write_policy_prompt(fen), action_values_column(values)
+    return {"prompt": prompt, "completion": POLICY.truth(prompt, values), "action_values": column}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -260,8 +256,7 @@ def rounds(
     path = folder / _KEYS
     if path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))
-        changed = [key for key, value in keys.items() if before.get(key) != value]
-        if changed:
+        if changed := [key for key, value in keys.items() if before.get(key) != value]:
             told = "; ".join(f"{key} was {before.get(key)}, is {keys[key]}" for key in changed)
             raise RookWorldError(
                 f"{folder} holds rounds with other keys ({told}); give the earlier values to go on, or "
@@ -281,8 +276,7 @@ def rounds(
             )
             this.train()
             entries.append(this.judge())
-            text = "".join(f"{json.dumps(entry)}\n" for entry in entries)
-            replace_text(folder / LEDGER, text)
+            replace_text(folder / LEDGER, "".join(f"{json.dumps(entry)}\n" for entry in entries))
         entry = entries[number - 1]
         start = entry["model"] if entry["accepted"] else start
         yield entry

