@@ -190,10 +190,9 @@ class Round:
         path = self.folder / _MATCH
         if not path.is_file():
             suite = VersusModelSuite(self.args.match_games, self.args.seed, self.start)
-            name = str(self.model)
-            model = open_model(name, ModelArguments())
-            played = ModelResults(name, {suite.name: suite.run(model)}, {})
-            replace_text(path.with_suffix(".pgn"), suite.pgn(name))
+            model = open_model(str(self.model), ModelArguments())
+            played = ModelResults(model.name, {suite.name: suite.run(model)}, {})
+            replace_text(path.with_suffix(".pgn"), suite.pgn(model.name))
             replace_text(path, json.dumps(results_document([played], [], {}), indent=2))
         match = json.loads(path.read_text(encoding="utf-8"))["suites"]["versus_model"]["metrics"]
         (run,) = read_runs([str(self.model)])

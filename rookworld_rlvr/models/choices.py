@@ -39,10 +39,9 @@ def choice_logps(
         # Padding is on the left, so that all nodes are in the last columns.
         start, root = wide - len(context) - len(nodes) + 1, wide - len(nodes)
         ids[row, start:] = torch.tensor([*context, *(node[-1] for node in nodes[1:])])
-        depths = torch.tensor(
+        positions[row, start:] = torch.tensor(
             [*range(len(context)), *(len(context) - 1 + len(n) for n in nodes[1:])]
         )
-        positions[row, start:] = depths
         causal = torch.ones(len(context), len(context), dtype=torch.bool).tril()
         mask[row, start : root + 1, start : root + 1] |= causal
         mask[row, root + 1 :, start : root + 1] = True

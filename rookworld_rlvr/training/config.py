@@ -176,6 +176,8 @@ class TrainingDefaults:
             said = " ".join(str(error).split())
             if "doesn't support bf16/gpu" in said:  # transformers names no key
                 said = "bf16: no GPU that supports bf16 was found; give --bf16 false"
+            elif "round multiple" in said:
+                said = "save_steps: must be a multiple of eval_steps, to keep the best checkpoint"
             faults.append(said)
         else:
             faults += self.settled_faults()

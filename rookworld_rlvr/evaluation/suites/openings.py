@@ -102,8 +102,7 @@ def _packaged(rows: int, seed: int) -> dict[str, EnvironmentPrompt]:
         and not rules.transition(prompt.fen, prompt.action).truncated
     ]
     random.Random(seed).shuffle(others)
-    chosen = [*first, *others][:rows]
-    return {write_environment_prompt(prompt): prompt for prompt in chosen}
+    return {write_environment_prompt(prompt): prompt for prompt in [*first, *others][:rows]}
 
 
 def _read(path: Path, rows: int, seed: int) -> dict[str, EnvironmentPrompt]:
