@@ -129,7 +129,7 @@ def run_diagnosis(
         },
         "advantages": {
             **of(log, "mean_advantage", "health/advantage", "zero_variance/trained"),
-            "positive": (rows["advantage"] > _ROUNDING).mean(),
+            "positive": (rows["advantage"] > 0).mean(),
             "groups": records(
                 rows.groupby(["group", "task"]).agg(
                     mean=("reward", "mean"),
@@ -270,7 +270,6 @@ def generation(rows: pd.DataFrame) -> Part:
 # --------------------------------------------------------------------------------------------------
 # 10: findings
 # --------------------------------------------------------------------------------------------------
-_ROUNDING = 1e-3  # of an advantage: TRL divides what is left of equal rewards by 1e-4
 _OF_COMPLETIONS = ("unreadable", "truncated", "unscored")  # shares that may be chance
 _OF_GROUPS = ("zero_variance", "zero_variance_most")
 _GRAVER = ("nothing_parses", "gradient_not_finite")  # before a run, reasons not to start it

@@ -148,15 +148,16 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
             reference = self.reference_log_probs(*whole(batch), temperatures)
         if reference is not None:
             batch["ref_per_token_logps"] = reference
-        rewards = call.rewards
-        assert rewards is not None
-        prompts = list(self._logs["prompt"])[-len(rewards) :: self.num_generations]
+        assert call.rewards is not None
+        prompts = list(self._logs["prompt"])[-len(call.rewards) :: self.num_generations]
         call.tasks = [str(task_of(prompt)) for prompt in prompts]
         for part in self.parts.values():
             part.extend(call, batch)
-        signal = aggregation.have_signal(rewards, self.num_generations)
-        logs = self.completion_log(len(rewards))
-        return Sampled(call.tasks, signal, inputs, batch, rewards, logs, drawn=signal)
+        # What rounding leaves of equal rewards is 0, so that nothing is computed for such groups.
+        batch["advantages"] = torch.hardshrink(batch["advantages"], 1e-6).float()
+        signal = aggregation.have_signal(call.rewards, self.num_generations)
+        logs = self.completion_log(len(call.rewards))
+        return Sampled(call.tasks, signal, inputs, batch, call.rewards, logs, drawn=signal)
 
     def samplings(self, prompts: Sequence[str]) -> list[Sampling]:
         """How each prompt is sampled."""
@@ -180,10 +181,16 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         return sampled
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Time the rewards, keep them for the parts, and leave rows out that a reward failed on."""
+        """Time the rewards, keep them for the parts, and leave rows out that a reward failed on.
+
+        They are in double precision: in single, the mean of equal rewards is not quite that reward, and
+        TRL divides the difference by 1e-4, so that groups without signal have advantages of 0.001.
+        """
         with self.phase("rewards"):
             rewards = super()._calculate_rewards(*args, **kwargs)
             rewards = self.reward_guard.settle(rewards, self.record)
+        if rewards.device.type != "mps":  # Apple's GPUs have no double precision
+            rewards = rewards.double()
         if self.call is not None:
             self.call.rewards = aggregation.weighted(rewards, self.reward_weights)
         return rewards

@@ -118,7 +118,7 @@ class ValueHead(Part):
         """Replace TRL's advantages."""
         trainer = self._trainer
         assert call.rewards is not None
-        batch.update(self.advantages(batch, trainer.own_rows(call.rewards)))
+        batch.update(self.advantages(batch, trainer.own_rows(call.rewards.float())))
         lengths = batch["completion_mask"].sum(1).clamp(min=1)
         means = trainer.accelerator.gather(batch["advantages"].sum(1) / lengths)
         trainer.completion_log()["advantages", ""].extend(means.tolist())

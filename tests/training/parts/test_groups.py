@@ -105,6 +105,18 @@ def test_kept_groups_are_counted(varied: Any) -> None:
     assert trainer.prompt_sampler is None, "TRL's own sampler does"
 
 
+def not_in_binary(completions: list[str], **_: Any) -> list[float]:
+    """In single precision the mean of eight times 0.7, and of eight times 1.7, is another number."""
+    return [0.7 + i // 8 % 2 for i in range(len(completions))]
+
+
+@pytest.mark.parametrize("baseline", ["group_mean", "leave_one_out", "adaptive"])
+def test_equal_rewards_have_no_advantage_whatever_they_are(varied: Any, baseline: str) -> None:
+    trainer, batch = varied(not_in_binary, num_generations=8, baseline=baseline)
+    assert batch["advantages"].dtype == torch.float32 and not batch["advantages"].any()
+    assert trainer._metrics["train"]["frac_reward_zero_std"] == [1.0]
+
+
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_resampling_fills_the_batch_with_groups_that_carry_signal(varied: Any, scale: str) -> None:
     trainer, batch = varied(zero_variance="resample", scale_rewards=scale)
