@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import chess
 import chess.pgn
@@ -239,18 +239,13 @@ def pgn_positions(path: Path) -> Iterator[dict[str, Any]]:
             try:
                 if (game := chess.pgn.read_game(file)) is None:
                     return
-                yield from _game_positions(game)
+                yield from game_positions(game)
             except (ValueError, LookupError) as error:  # python-chess's at a stray bracket
                 if isinstance(error, LookupError):
-                    _to_next_game(file)
+                    while file.readline().strip():  # its moves go on to an empty line
+                        pass
                 fault = f"game {number}: {error}"
                 yield {"fen": None, "action": None, "history": [], "fault": fault}
-
-
-def _to_next_game(file: TextIO) -> None:
-    """Read the rest of a game's moves, which an empty line ends."""
-    while file.readline().strip():
-        pass
 
 
 def encoding_of(file: Path) -> str:
@@ -260,7 +255,12 @@ def encoding_of(file: Path) -> str:
     return "utf-16" if is_wide else "utf-8-sig"
 
 
-def _game_positions(game: chess.pgn.Game) -> Iterator[dict[str, Any]]:
+def game_positions(game: chess.pgn.Game) -> Iterator[dict[str, Any]]:
+    """The raw rows of a game, as `pgn_positions` has them.
+
+    Raises:
+        ValueError: It is of a variant, has a null move, or python-chess could not read all of it.
+    """
     board = game.board()
     if type(board) is not chess.Board or board.chess960:
         raise ValueError(f"it is of the variant {game.headers.get('Variant')!r}")
@@ -308,8 +308,7 @@ def _played(fen: str, action: Any, history: Any) -> tuple[str, tuple[str, ...]]:
     """The move to ask about, a random legal one if none is given, and the moves up to it."""
     moves = history.split() if isinstance(history, str) else list(history or ())
     if not (action or moves):
-        legal = rules.legal_moves(fen)
-        if not legal:
+        if not (legal := rules.legal_moves(fen)):
             return "", ()
         action = random.Random(fen).choice(legal)
     action = action or moves[-1]

@@ -104,8 +104,7 @@ def _ask(desk: Desk) -> None:
     answer = gr.HTML(elem_id="answer")
 
     def click(fen: str, kind: str, start: int | None, event: gr.EventData) -> tuple[Any, ...]:
-        square = square_at(event.x, event.y)
-        fen, start = _clicked(fen, kind, start, square)
+        fen, start = _clicked(fen, kind, start, square_at(event.x, event.y))
         return fen, start, _board(fen, picked=start)
 
     board.click(click, [text, piece, picked], [text, picked, board], show_progress="hidden")

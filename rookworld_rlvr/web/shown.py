@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from ..common.errors import RookWorldError
 from ..common.html import render
+from ..data.parsing import game_positions
 from ..inference.analyse import answer_lines, simulation_lines
 from ..inference.model import (
     environment_prompt,
@@ -45,7 +46,7 @@ def read_board(text: str) -> chess.Board:
     """The board of a FEN, or after the moves of a PGN; the start position for no text.
 
     Raises:
-        RookWorldError: It is neither.
+        RookWorldError: It is neither, or a game that `game_positions` refuses.
     """
     if not text.strip():
         return chess.Board()
@@ -53,9 +54,13 @@ def read_board(text: str) -> chess.Board:
         return chess.Board(read_position(text.strip()))
     except RookWorldError:
         game = chess.pgn.read_game(io.StringIO(text))
-        if game is None or game.errors or not game.variations:
+        if game is None or not (game.variations or game.errors):
             raise
-        return game.end().board()
+    try:
+        list(game_positions(game))
+    except ValueError as error:
+        raise RookWorldError(f"PGN: {error}") from error
+    return game.end().board()
 
 
 def drawn(
@@ -155,6 +160,5 @@ def rewards_shown(
     note = f"Group of {len(answers)}: mean {mean:.3f}, deviation {spread:.3f}."
     if task.needs_values and values is None:
         note += " Without Stockfish, the values of this position's moves are not known."
-    pieces = [desk.pieces(model, text) for text in answers]
-    tokens = list(zip(pieces, chosen.advantages, strict=True))
+    tokens = [(desk.pieces(model, t), a) for t, a in zip(answers, chosen.advantages, strict=True)]
     return render("web_rewards.html", note=note, rows=rows, tokens=tokens)
