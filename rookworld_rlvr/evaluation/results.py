@@ -200,7 +200,7 @@ def decoding_text(decoding: Mapping[str, Any]) -> str:
 
 def _estimate(value: Estimate) -> str:
     if math.isnan(value.low):
-        return f"{value.value:.3f} [n too small]"
+        return f"{value.value:.3f} [no interval]"
     return f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]"
 
 

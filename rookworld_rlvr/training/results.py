@@ -163,5 +163,5 @@ def change_text(name: str, change: float) -> str:
 def interval_text(name: str, result: Estimate) -> str:
     """The interval of a held-out result; of values that are all equal there may be none."""
     if math.isnan(result.low):
-        return "n too small"
+        return "no interval"
     return f"[{value_text(name, result.low)}, {value_text(name, result.high)}]"

@@ -318,7 +318,8 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         self, loss: aggregation.Loss, logps: torch.Tensor, inputs: Mapping[str, Any]
     ) -> None:
         """Log the terms of the loss, and the means of log-probs ``(B, C)`` and advantages."""
-        scored = inputs["completion_mask"] * (logps != 0)  # idle rows are not scored
+        # A token that is certain has 0 too, but a row of zeros is idle, and was not scored.
+        scored = inputs["completion_mask"] * (logps != 0).any(1, keepdim=True)
         advantages = inputs["advantages"] + inputs.get("taught_advantages", 0.0)
         sums = [(logps * scored).sum(), scored.sum(), advantages.mean(), *loss.terms.values()]
         local = torch.stack([number.detach().double() for number in sums])

@@ -338,7 +338,7 @@ def test_four_games_earn_no_star() -> None:
     many = results_text([model("first", 0.0, 6), model("second", 1.0, 6)])
     assert many.count("+1.000*") == 3, "a table's two and the summary's"
     assert all(len(line) <= 100 for line in many.splitlines())
-    assert "n too small" in results_text([model("first", 30.0, 4)])
+    assert "no interval" in results_text([model("first", 30.0, 4)])
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,17 @@ def test_equal_rewards_have_no_advantage_whatever_they_are(varied: Any, baseline
     assert trainer._metrics["train"]["frac_reward_zero_std"] == [1.0]
 
 
+def test_the_mean_log_prob_counts_tokens_that_are_certain(varied: Any) -> None:
+    trainer, batch = varied(
+        lambda prompts, **_: [i % 2 for i in range(len(prompts))], temperature=0.05
+    )
+    trainer.compute_loss(trainer.model, batch)
+    logps, mask = trainer.log_probs(trainer.model, *whole(batch)).logps, batch["completion_mask"]
+    assert 0 < ((logps == 0) * mask).sum() < mask.sum()
+    expected = ((logps * mask).sum() / mask.sum()).item()
+    assert trainer._metrics["train"]["mean_logp"] == pytest.approx([expected], rel=1e-5)
+
+
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_resampling_fills_the_batch_with_groups_that_carry_signal(varied: Any, scale: str) -> None:
     trainer, batch = varied(zero_variance="resample", scale_rewards=scale)
