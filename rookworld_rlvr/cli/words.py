@@ -76,8 +76,7 @@ def help_text(
     shown = [] if is_short else [key for key in words()["first"] if key in actions]
     lines = [f"{name} [--config RECIPE] [--key value ...]"]
     if shown:
-        lines += ["", "The keys that are set most often."]
-        lines += [_described(actions[key]) for key in shown]
+        lines += ["", "The keys that are set most often.", *(_described(actions[k]) for k in shown)]
     for owner in chain(*(reversed(kind.__mro__) for kind in dataclass_types)):
         names = [key for key in vars(owner).get("__annotations__", ()) if key in actions]
         names = [key for key in names if key not in shown]

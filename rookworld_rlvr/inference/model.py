@@ -58,7 +58,7 @@ def reply_of(text: str, read: Callable[[str], Record]) -> Reply[Record]:
 # Positions and moves
 # --------------------------------------------------------------------------------------------------
 def read_position(position: Position) -> str:
-    """A position's FEN, as python-chess writes it.
+    """A position's FEN, as python-chess writes it; without its clocks, those of a first move.
 
     Raises:
         NotationError: The FEN is malformed, or python-chess would change it, see `rules.check_fields`.
@@ -69,7 +69,8 @@ def read_position(position: Position) -> str:
         raise RookWorldError(
             f"{position!r} is not a position; give a FEN or a chess.Board, or several to analyse_all"
         )
-    fen = parse_fen(position.fen() if isinstance(position, chess.Board) else position)
+    given = position.fen() if isinstance(position, chess.Board) else position
+    fen = parse_fen(f"{given} 0 1" if len(given.split()) == 4 else given)
     canonical = rules.canonical_fen(fen)
     rules.check_fields(chess.Board(fen), fen)
     return canonical

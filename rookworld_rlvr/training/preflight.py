@@ -75,17 +75,17 @@ class PreflightCallback(TrainerCallback):
             sampler = max(tolerance, TOLERANCE_HALF_VLLM)
         if state.global_step == 0:  # a resumed run has logged it
             Trainer.log(trainer, {f"preflight/{name}": v for name, v in asdict(parity).items()})
-        else:  # the policy of a resumed run differs from its reference, as it should
-            parity = replace(parity, reference_kl=0.0)
         allowed = f"{tolerance:g} nats"
-        if sampler != tolerance:
-            allowed += f", {sampler:g} for vLLM's"
+        allowed += f", {sampler:g} for vLLM's" if sampler != tolerance else ""
+        resumed = " (a resumed run's may be any)" if state.global_step else ""
         said = (
             f"preflight: gap to each row alone {parity.alone_gap:.2g}, gap to the sampler "
-            f"{parity.sampler_gap:.2g}, KL to the reference {parity.reference_kl:.2g} (tolerance "
-            f"{allowed})"
+            f"{parity.sampler_gap:.2g}, KL to the reference {parity.reference_kl:.2g}{resumed} "
+            f"(tolerance {allowed})"
         )
         trainer.accelerator.print(wrapped(said))
+        if resumed:  # its policy differs from its reference, as it should
+            parity = replace(parity, reference_kl=0.0)
         if faults := parity.faults(tolerance, sampler):
             raise PreflightError(
                 f"preflight: {', '.join(faults)}, over the tolerance of {allowed}: the "

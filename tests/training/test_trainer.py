@@ -32,6 +32,7 @@ from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.preflight import (
     TOLERANCE_FP32,
     TOLERANCE_HALF,
+    PreflightCallback,
     PreflightError,
     measure_parity,
     mixed_length_prompts,
@@ -172,6 +173,26 @@ class TestPreflight:
         words = r"sampler_gap = .*leave out repetition_penalty and generation_kwargs"
         with pytest.raises(PreflightError, match=words):
             build(**keys).train()
+
+    def test_the_kl_of_a_resumed_run_is_said_and_not_judged(
+        self,
+        build: Build,
+        random_gpt2: GPT2LMHeadModel,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        random_gpt2.save_pretrained(tmp_path / "start")
+        trainer = build(loading.load_model(str(tmp_path / "start")), beta=0.1)
+        with torch.no_grad():
+            trainer.model.transformer.wte.weight.mul_(1.5)
+        check = PreflightCallback(trainer)
+        with pytest.raises(PreflightError, match="reference_kl"):
+            check.on_train_begin(trainer.args, trainer.state, None)
+        trainer.state.global_step = 3
+        check.on_train_begin(trainer.args, trainer.state, None)
+        kl = f"KL to the reference {trainer.preflight.reference_kl:.2g}"
+        assert trainer.preflight.reference_kl > 0.001
+        assert f"{kl} (a resumed run's may be any)" in " ".join(capsys.readouterr().out.split())
 
 
 class Even:
