@@ -306,7 +306,7 @@ def batch_health(
     num_generations: int,
     prompts: Sequence[str],
 ) -> dict[str, float]:
-    """The numbers of one generation batch that the rules read and TRL does not log.
+    """The numbers of one generation batch that TRL does not log: for the rules, and shares of tasks.
 
     Args:
         rewards: ``(N,)``, nan for a completion without a reward; grouped by prompt.
@@ -350,6 +350,8 @@ def batch_health(
             scored.numel() > 1 and (scored.min() == scored.max()).item()
         ),
     }
+    # A log is the mean over its batches, so those without a task count.
+    numbers |= {f"task/{task}": tasks.count(task) / count for task in TASKS}
     for task in sorted(set(tasks)):
         mine = torch.tensor([name == task for name in tasks], device=rewards.device)
         numbers[f"reward/{task}"] = rewards[mine].nanmean().item()

@@ -107,7 +107,7 @@ def try_rewards(
     rewards, weights = (_apart if is_foreign else _scored)([row] * len(answers), answers, specs)
     table = torch.tensor(
         [[torch.nan if x is None else x for x in given] for given in rewards.values()]
-    ).T  # (N, F)
+    ).T.double()  # (N, F), summed as in training
     totals = weighted(table, torch.tensor([*weights.values()])).view(1, -1)  # as one group
     advantages = scaled(totals - totals.nanmean(), totals, scale)
     return Trial(rewards, weights, totals.flatten().tolist(), advantages.flatten().tolist())

@@ -353,6 +353,9 @@ def test_batch_health_by_hand(by_token: bool) -> None:
             "health/reward_constant": 0.0,
             "reward/environment": 0.75,
             "reward/policy": 0.0,
+            "task/environment": 2 / 6,
+            "task/policy": 4 / 6,
+            "task/fill_in": 0.0,
         }
     )
 

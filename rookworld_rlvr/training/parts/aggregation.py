@@ -66,7 +66,6 @@ def group_metrics(
         size,
         prompts=list(log["prompt", ""]),
     )
-    numbers |= {f"task/{task}": tasks.count(task) / len(tasks) for task in sorted(set(tasks))}
     return numbers
 
 
