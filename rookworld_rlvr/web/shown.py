@@ -13,7 +13,6 @@ from markupsafe import Markup
 
 from ..common.errors import RookWorldError
 from ..common.html import render
-from ..data.parsing import game_positions
 from ..inference.analyse import answer_lines, simulation_lines
 from ..inference.model import (
     environment_prompt,
@@ -56,6 +55,8 @@ def read_board(text: str) -> chess.Board:
         game = chess.pgn.read_game(io.StringIO(text))
         if game is None or not (game.variations or game.errors):
             raise
+    from ..data.parsing import game_positions  # with datasets, which takes seconds
+
     try:
         list(game_positions(game))
     except ValueError as error:

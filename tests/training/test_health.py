@@ -94,7 +94,7 @@ def test_a_rule_of_one_log_names_number_bound_and_remedy(
     monitor = HealthMonitor(patience=1)
     findings = monitor.observe(40, {**HEALTHY, metric: value})
     (finding,) = (finding for finding in findings if finding.rule == rule)
-    reason, remedy = finding.message.split("; ", 1)
+    reason, remedy = finding.message.split("; ")
     assert shown in reason and bound in reason.split(shown, 1)[1], finding.message
     assert key in remedy and key in finding.remedy_keys
     assert finding.severity == RULES[rule].severity and finding.step == 40
