@@ -55,6 +55,11 @@ def check_model_arguments(args: ModelConfig) -> list[str]:
         for key in ("load_in_8bit", "load_in_4bit")
         if getattr(args, key)
     ]
+    faults += [
+        f"{key}: {getattr(args, key)!r} does nothing without use_peft: true; give both or neither"
+        for key in ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
+        if not args.use_peft and getattr(args, key) != getattr(ModelConfig, key)
+    ]
     if args.use_peft and os.environ.get("ACCELERATE_USE_FSDP") == "true":
         faults.append(
             "use_peft: adapters cannot be merged from FSDP shards; use another --accelerate_config"

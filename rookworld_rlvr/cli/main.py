@@ -153,7 +153,7 @@ def usage() -> str:
     package = Path(__file__).parents[2]
     files |= {name: package / f"{path.replace('.', '/')}.py" for name, path in MODULES.items()}
     lines = {name: _first_sentence(path) for name, path in files.items()}
-    lines["recipes"] = "List the packaged recipes, or copy one: recipes copy NAME [FOLDER]."
+    lines["recipes"] = "List the packaged recipes, or copy one: recipes copy NAME [WHERE]."
     more = words()["usage"].format(configs=", ".join(shipped_names("accelerate_configs")))
     return "\n".join(
         [
@@ -246,16 +246,17 @@ def recipes(words: Sequence[str]) -> list[str]:
         return [_entry(f"{name:<20} ", first_comment(folder / f"{name}.yaml")) for name in names]
     if words[0] != "copy" or len(words) not in (2, 3):
         raise ConfigurationError(
-            ["rookworld recipes lists them, recipes copy NAME [FOLDER] copies one"]
+            ["rookworld recipes lists them, recipes copy NAME [WHERE] copies one"]
         )
     name = words[1].removesuffix(".yaml")
-    target = Path(*words[2:]) / f"{name}.yaml"
+    target = Path(*words[2:])
+    target = target if target.suffix == ".yaml" else target / f"{name}.yaml"
     if name not in names:
         raise ConfigurationError([f"there is no recipe {words[1]!r}{close_matches(name, names)}"])
     if target.exists():
-        raise ConfigurationError([f"{target} exists already; remove it, or name another folder"])
+        raise ConfigurationError([f"{target} exists already; remove it, or name another place"])
     target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(folder / target.name, target)
+    shutil.copy(folder / f"{name}.yaml", target)
     return [str(target)]
 
 

@@ -156,6 +156,8 @@ def test_recipes_are_listed_and_copied_but_never_over_another(tmp_path: Path) ->
     assert Path(path).read_text() == (RECIPES / "grpo_mixed.yaml").read_text()
     with pytest.raises(ConfigurationError, match="exists"):
         recipes(["copy", "grpo_mixed.yaml", str(tmp_path / "mine")])
+    assert recipes(["copy", "grpo_mixed", file := str(tmp_path / "my.yaml")]) == [file]
+    assert Path(file).is_file()
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ def faults_of(tmp_path: Path, recipe: dict[str, Any], *argv: str) -> list[str]:
 
 class TestValues:
     def test_recipe_and_overrides(self, tmp_path: Path) -> None:
-        recipe = {**GOOD, "learning_rate": "1e-6", "max_steps": 7, "lora_r": 4}
+        recipe = {**GOOD, "learning_rate": "1e-6", "max_steps": 7, "lora_r": 4, "use_peft": True}
         run, data, _, model, training, _ = parse(
             tmp_path, recipe, "--max_steps", "3", "--tasks", "environment", "policy", "--dry_run"
         )
@@ -100,6 +100,11 @@ class TestFaults:
             ({"disable_dropout": False}, (), ["disable_dropout"]),
             ({"synthetic_rows": None}, (), ["synthetic_rows", "value is missing"]),
             ({"load_in_4bit": True}, (), ["load_in_4bit"]),
+            (
+                {"lora_r": 8, "use_peft": False},
+                (),
+                ["lora_r: 8 does nothing without use_peft: true"],
+            ),
             ({"reward_weights": [1.0, 2.0]}, (), ["reward_weights", "rewards"]),
             ({}, ("--rewards", "[{"), ["rewards", "JSON", "write '[a, {name: b}]'"]),
             ({"synthetic_shares": [1]}, (), ["synthetic_shares", "[1]"]),

@@ -244,6 +244,14 @@ _CLASHES = (
 )
 """A key, why other values than its default do not go with those of some others, and these."""
 
+_NEEDS = {
+    ("kl_control", "adaptive"): "kl_target kl_horizon kl_adaptation",
+    ("baseline", "ema"): "baseline_decay",
+    ("baseline", "adaptive"): "baseline_spread",
+    ("advantage_estimator", "gae"): "gae_gamma gae_lambda value_coef value_learning_rate",
+}
+"""A key and its value, and the keys that nothing reads without it."""
+
 
 def part_faults(args: Any) -> list[str]:
     """Faults that show only when several keys are compared, one sentence each.
@@ -251,12 +259,9 @@ def part_faults(args: Any) -> list[str]:
     Args:
         args: The trainer's arguments, with the keys of `PartArguments`.
     """
-    is_adaptive = args.kl_control == "adaptive"
     broken = {
-        "kl_control: 'adaptive' needs a kl_target, and a beta above 0 to start from": is_adaptive
-        and not (args.kl_target and args.beta),
-        "kl_target: kl_control: fixed ignores it; set kl_control: adaptive, or leave it out": not (
-            is_adaptive or args.kl_target is None
+        "kl_control: 'adaptive' needs a kl_target, and a beta above 0 to start from": (
+            args.kl_control == "adaptive" and not (args.kl_target and args.beta)
         ),
         "baseline: ema gives advantages to groups of equal rewards, too, which scale_rewards: group "
         "would divide by almost 0; set scale_rewards: batch, or none": args.baseline == "ema"
@@ -287,6 +292,12 @@ def part_faults(args: Any) -> list[str]:
     def is_on(key: str) -> bool:
         return bool(getattr(args, key) != getattr(type(args), key))
 
+    faults += [
+        f"{key}: {getattr(args, key)} does nothing without {switch}: {value}; give both or neither"
+        for (switch, value), keys in _NEEDS.items()
+        for key in keys.split()
+        if is_on(key) and getattr(args, switch) != value
+    ]
     return faults + [
         f"{key}: {getattr(args, key)} does not go with {other}: {getattr(args, other)}, because {why}; "
         "leave one of the two out"
