@@ -24,7 +24,7 @@ from ..data.sources import PACKAGED_DATA, dataset_file
 from ..models.loading import PACKAGED_MODEL, resolve_model_path
 from ..rewards.registry import tasks_of
 from ..tasks.registry import TASKS
-from .results import CARD, interval_text, value_text
+from .results import CARD, compared, interval_text, value_text, verdicts
 from .run_folder import open_weights
 
 
@@ -138,6 +138,8 @@ def write_card(
     report = run.data.report
     playing_first = sorted(TASKS.values(), key=lambda task: not task.needs_values)
     trained = [task for task in playing_first if report.train[task.name]]
+    if "before" in values:
+        values["verdicts"] = verdicts(values["before"], values["after"], compared(run.folder))
     body = render(
         f"{run.command}_card.md",
         run=run,

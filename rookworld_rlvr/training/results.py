@@ -61,9 +61,8 @@ def before_after_table(
             name = ""
         lines.append(f"{name:<24}{new.n:>5}{first:>7}{then:>7}{change:>7}  {was:<13} {now}")
     lines += ["", *limit_lines(limits)] if limits else []
-    lines += tie_lines(before, after, pairs or {})
-    if headline(after) <= headline(before):
-        lines += ["", "The saved model is no better than the starting model."]
+    if said := verdicts(before, after, pairs or {}):
+        lines += ["", *map(wrapped, said)]
     return "\n".join(lines)
 
 
@@ -91,8 +90,8 @@ def compared(folder: Path) -> dict[str, Paired]:
     return compare(after, *scores)
 
 
-def tie_lines(before: Results, after: Results, pairs: Mapping[str, Paired]) -> list[str]:
-    """A sentence for each headline whose change may be chance.
+def verdicts(before: Results, after: Results, pairs: Mapping[str, Paired]) -> list[str]:
+    """A sentence for each headline whose change may be chance, and one if nothing was gained.
 
     Args:
         before: Results before training.
@@ -107,7 +106,9 @@ def tie_lines(before: Results, after: Results, pairs: Mapping[str, Paired]) -> l
                 f"{name} is a tie: the change of {100 * change:+.1f} points may be chance (95% interval "
                 f"[{100 * pair.low:+.1f}, {100 * pair.high:+.1f}], p = {pair.p:.2g})."
             )
-    return ["", *map(wrapped, lines)] if lines else []
+    if headline(after) <= headline(before):
+        lines.append("The saved model is no better than the starting model.")
+    return lines
 
 
 def write_results(path: Path, sides: Mapping[str, Results], **extra: Any) -> None:

@@ -138,6 +138,7 @@ def test_results_are_said_to_be_of_the_rows_measured_on(
     )
     assert "Held-out rows are those of `test.jsonl`." in card.content
     assert {result.dataset_name for result in card.data.eval_results} == {"test.jsonl"}
+    assert "The saved model is no better than the starting model." in card.content
 
 
 def test_what_is_on_the_hub_is_in_the_header_and_no_folder_is_in_the_text(
