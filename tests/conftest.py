@@ -213,6 +213,22 @@ NOT_KEPT: dict[str, Any] = {
 """Keys of a few steps that are looked at, and of which nothing is saved."""
 
 
+class Means(dict[str, float]):
+    """What TRL makes of the metrics that a reward logs: the mean of each."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, list[float]] = {}
+
+    def log(self, name: str, value: float) -> None:
+        given = self._given.setdefault(name, [])
+        given.append(value)
+        self[name] = sum(given) / len(given)
+
+    def clear(self) -> None:
+        super().clear()
+        self._given.clear()
+
+
 def packaged_trainer(
     args: RookWorldGRPOConfig, reward_funcs: Any, data: LoadedData, train_dataset: Dataset
 ) -> RookWorldGRPOTrainer:

@@ -227,7 +227,10 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
                 for name, term in loss.terms.items() if gradients and parameters else ():
                     flat = torch.cat([slope.flatten() for slope in slopes_of(term, parameters)])
                     pulls[name] = pulls.get(name, 0) + flat
-            numbers = {name: sum(values) / len(values) for name, values in metrics.items()}
+            self.settle()
+            numbers = {
+                name: sum(values) / len(values) for name, values in metrics.items() if values
+            }
         local = torch.tensor([moved, tokens], device=self.accelerator.device)
         moved, tokens = self.accelerator.reduce(local, "sum").tolist()
         numbers["drift"] = moved / max(1, tokens)

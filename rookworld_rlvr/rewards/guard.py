@@ -87,9 +87,8 @@ class RewardGuard:
         """The rewards of a call, with all its columns logged; its first failure is shown."""
         self._calls.append(call)
         known = self._columns.setdefault(call.name, set())
-        for column in sorted(
-            known - call.logged
-        ):  # TRL would show an earlier batch's beside these rows
+        # TRL would show an earlier batch's columns beside these rows.
+        for column in sorted(known - call.logged):
             call.log_extra(column, [None] * call.size)
         known |= call.logged
         if call.error is not None:

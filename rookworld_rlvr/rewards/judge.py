@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, pstdev
+from statistics import pstdev
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..common.errors import RookWorldError
@@ -250,22 +250,18 @@ class JudgeReward:
         completions: list[str],
         column: list[Any],
     ) -> None:
-        """Log metrics of this process's rows, of which TRL takes the mean; nothing without rows."""
-        values = policy_values(self.truth, prompts, column)
-        given: dict[str, list[float]] = {"mean": [], "truth": []}
-        texts = set()
+        """Log the scores of this process's rows one by one, as TRL takes the mean of all processes'."""
+        values, name = policy_values(self.truth, prompts, column), f"judge/{self.spec.name}"
+        given, texts = [], set()
         for score, prompt, text, by_move in zip(scores, prompts, completions, values, strict=True):
+            log_metric(f"{name}/too_long", float(score is None))
             if score is None:
                 continue
-            given["mean"].append(score)
+            given.append(score)
             texts.add(prompt + text)
+            log_metric(f"{name}/mean", score)
             if (right := is_right(prompt, text, by_move)) is not None:
-                given["truth"].append(right)
-        numbers = {name: fmean(found) for name, found in given.items() if found}
-        if scores:
-            numbers["too_long"] = 1 - len(given["mean"]) / len(scores)
+                log_metric(f"{name}/truth", right)
         if len(texts) > 1:  # scores of one text cannot differ
-            numbers["std"] = pstdev(given["mean"])
-            numbers["reward_std"] = pstdev(map(self._scaled, given["mean"]))
-        for name, number in numbers.items():
-            log_metric(f"judge/{self.spec.name}/{name}", number)
+            log_metric(f"{name}/std", pstdev(given))
+            log_metric(f"{name}/reward_std", pstdev(map(self._scaled, given)))

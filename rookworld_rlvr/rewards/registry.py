@@ -242,8 +242,8 @@ def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
             if (score := score_row(*pair, by_move)) is not None:
                 numbers[row] = reward.number(score, **options)
         if log_metric is not None:
-            missing = sum(numbers[row] is None for row in mine)
-            log_metric(f"rewards/{name}/without_truth", missing / max(1, len(mine)))
+            for row in mine:
+                log_metric(f"rewards/{name}/without_truth", float(numbers[row] is None))
             if truth.labeller is not None:
                 log_metric("engine/given_up", len(truth.labeller.given_up))
         return numbers

@@ -119,6 +119,7 @@ class WholeCheckpoints:
     _goes_on: TrainerCallback | None = None
     _rates: list[float]  # by parameter group, as the arguments give them
     _buffered_inputs: Any
+    _tr_loss: Any
 
     def save_more(self, folder: Path) -> None:
         """Add files to a checkpoint before it is sealed; called on every process."""
@@ -248,6 +249,7 @@ class WholeCheckpoints:
                 _fill(getattr(self, name), value)
             else:
                 setattr(self, name, value)
+        self._total_loss_scalar = -float(self._tr_loss)  # of steps before the restart
 
 
 class _GoingOn(TrainerCallback):

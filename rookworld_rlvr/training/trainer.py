@@ -9,7 +9,6 @@ Only this file and `checkpoints.py` use private names of TRL and transformers; `
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from datasets import Dataset
 from torch.utils.data import Sampler
 from transformers import PreTrainedModel
@@ -43,6 +43,11 @@ from .preflight import Parity, PreflightCallback
 
 PARTS_STATE = "control_state.json"  # in a checkpoint, what the parts have learnt
 
+_BY_TOKEN = (
+    *(f"clip_ratio/{which}_mean" for which in ("low", "high", "region")),
+    *("cispo_clip_ratio", "entropy"),
+)
+
 
 class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     """`trl.GRPOTrainer`, corrected for GPT-2 and extended by parts; it takes TRL's arguments.
@@ -56,8 +61,8 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         sampled: This process's rows of the last batch, by prompt.
         call: What the current call to TRL is about; None outside of a call.
         being_scored: The rows that a forward is scoring; None outside of one.
-        is_beside: Whether losses are computed beside a step, see `unrecorded`.
-        broken_terms: The terms of the last loss that are not finite.
+        tallies: This process's sums and counts of the step so far, see `tally`.
+        settled: Those of the last step on all processes.
         gradient_norm: Of the last backward pass; None before.
     """
 
@@ -79,7 +84,8 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
             args.eval_on_start = False  # there is nothing to evaluate on
         self.call: Call | None = None
         self.being_scored: Rows | None = None
-        self.is_beside = False
+        self.tallies: dict[str, torch.Tensor] = {}
+        self.settled: dict[str, Sequence[float]] = {}
         self.reward_guard = RewardGuard()
         if isinstance(model, str):
             model = resolve_model_path(model)
@@ -99,7 +105,6 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         self.preflight: Parity | None = None
         self.sampled: Mapping[str, Mapping[str, Any]] = {}
         self.regrouped: Any = None  # the micro-batches whose groups are together again
-        self.broken_terms: list[str] = []
         self.gradient_norm: Any = None
         for part in (self.times, *self.parts.values()):
             self.add_callback(part)
@@ -137,7 +142,9 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         for part in self.parts.values():
             sampled = part.complete(sampled)
         self.sampled = {row["prompt"]: row for row in sampled.rows}
-        self.record(aggregation.group_metrics(sampled, self.num_generations, self.completion_log()))
+        advantages = gather_object(aggregation.trained_advantages(sampled.batch).tolist())
+        logs = self.completion_log()
+        self.record(aggregation.group_metrics(sampled, self.num_generations, logs, advantages))
         return sampled.batch
 
     def sample_round(self, inputs: list[dict[str, Any]]) -> Sampled:
@@ -156,6 +163,10 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         # What rounding leaves of equal rewards is 0, so that nothing is computed for such groups.
         batch["advantages"] = torch.hardshrink(batch["advantages"], 1e-6).float()
         signal = aggregation.have_signal(call.rewards, self.num_generations)
+        given = (~call.rewards.isnan()).view(len(signal), -1).any(1).tolist()
+        silent = sum(some and not differs for some, differs in zip(given, signal, strict=True))
+        # TRL looks at the deviation that it divides by, which may be the batch's.
+        self._metrics["train"]["frac_reward_zero_std"][-1] = silent / len(signal)
         logs = self.completion_log(len(call.rewards))
         return Sampled(call.tasks, signal, inputs, batch, call.rewards, logs, drawn=signal)
 
@@ -287,7 +298,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         inputs = self._together(inputs)
         loss = self.loss(model, inputs)
         if self.model.training and loss.call.scores is not None:
-            self._record_terms(loss, loss.call.scores.logps.detach(), inputs)
+            self._record_terms(loss, inputs)
         return loss.total
 
     def _together(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -305,6 +316,8 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         """The loss of a micro-batch: TRL's, and the term of each part that has one."""
         with self.within(Call(inputs=inputs, temperatures=inputs.get("temperature"))) as call:
             total = super().compute_loss(model, inputs)
+        if self.model.training:
+            self._record_by_token(call, inputs)
         terms = aggregation.policy_and_entropy(total, call.scores)
         for part in self.parts.values():
             if type(part).term is not Part.term:
@@ -314,22 +327,29 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
                 total = total + term
         return aggregation.Loss(aggregation.spread(total), terms, call)
 
-    def _record_terms(
-        self, loss: aggregation.Loss, logps: torch.Tensor, inputs: Mapping[str, Any]
-    ) -> None:
-        """Log the terms of the loss, and the means of log-probs ``(B, C)`` and advantages."""
-        # A token that is certain has 0 too, but a row of zeros is idle, and was not scored.
-        scored = inputs["completion_mask"] * (logps != 0).any(1, keepdim=True)
-        advantages = inputs["advantages"] + inputs.get("taught_advantages", 0.0)
-        sums = [(logps * scored).sum(), scored.sum(), advantages.mean(), *loss.terms.values()]
-        local = torch.stack([number.detach().double() for number in sums])
-        logp, tokens, advantage, *terms = self.accelerator.reduce(local, reduction="sum").tolist()
-        share = self.current_gradient_accumulation_steps / self.accelerator.num_processes
-        by_name = dict(zip(loss.terms, terms, strict=True))
-        self.broken_terms = [name for name, term in by_name.items() if not math.isfinite(term)]
-        self.record({f"loss/{name}": term * share for name, term in by_name.items()})
-        mean = advantage / self.accelerator.num_processes
-        self.record({"mean_logp": logp / max(1, tokens), "mean_advantage": mean})
+    def _record_by_token(self, call: Call, inputs: Mapping[str, Any]) -> None:
+        """Tally by token what TRL logs as a mean of micro-batches, of which some may be empty."""
+        metrics, mask = self._metrics["train"], inputs["completion_mask"]
+        metrics.pop("policy_loss", None)  # `loss/policy`, in another unit
+        for name in [name for name in _BY_TOKEN if metrics.get(name)]:
+            mean = metrics[name].pop()
+            metrics[name] or metrics.pop(name)  # an empty list would be logged
+            if name != "entropy":
+                self.tally(name, mean * mask.sum(), mask.sum())
+        if call.scores is not None and call.scores.entropies is not None:
+            scored = mask * call.scored_rows(mask)
+            self.tally("entropy", (call.scores.entropies.detach() * scored).sum(), scored.sum())
+
+    def _record_terms(self, loss: aggregation.Loss, inputs: Mapping[str, Any]) -> None:
+        """Tally the terms of the loss, and the means of log-probs and advantages."""
+        for name, term in loss.terms.items():
+            self.tally(f"loss/{name}", term, 1 / self.current_gradient_accumulation_steps)
+        mask = inputs["completion_mask"] * aggregation.sampled_rows(inputs)
+        mask = mask * loss.call.scored_rows(mask)
+        assert loss.call.scores is not None
+        self.tally("mean_logp", (loss.call.scores.logps.detach() * mask).sum(), mask.sum())
+        advantages = aggregation.trained_advantages(inputs)
+        self.tally("mean_advantage", advantages.sum(), advantages.numel())
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Refuse a checkpoint that this way of sharding could not read."""
@@ -342,6 +362,8 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Log the seconds of a step's phases, to show where its time goes."""
         loss = super().training_step(*args, **kwargs)
+        if self.accelerator.sync_gradients:
+            self.settled = self.settle()
         if self._step % self.current_gradient_accumulation_steps == 0:
             self.times.end_step(self._metrics["train"]["step_time"][-1])
         return loss
@@ -423,14 +445,19 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
 
     @contextmanager
     def unrecorded(self) -> Iterator[Mapping[str, list[float]]]:
-        """Compute losses beside a step; gives what they would have logged, by name."""
+        """Compute something beside a step; gives what it would have logged, by name.
+
+        Call `settle` for what it has tallied.
+        """
         kept: Any = self._metrics  # type: ignore[has-type]
+        tallies, self.tallies = self.tallies, {}
         self._metrics: Any = {mode: defaultdict(list) for mode in kept}
-        self.is_beside = True
         try:
             yield self._metrics["train"]
         finally:
-            self._metrics, self.is_beside = kept, False
+            if counted := self._metrics["train"].get("num_tokens"):
+                kept["train"]["num_tokens"] = counted
+            self._metrics, self.tallies = kept, tallies
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time a phase of a step; see `parts.steps.PHASES`."""
@@ -441,6 +468,23 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         metrics = self._metrics["train" if self.model.training else "eval"]
         for name, number in numbers.items():
             metrics[name].append(number)
+
+    def tally(self, name: str, total: Any, count: Any) -> None:
+        """Log a mean over a step: the sums of its micro-batches and processes, one by the other."""
+        device = self.accelerator.device
+        kind = torch.float32 if device.type == "mps" else torch.float64  # which Apple's GPUs lack
+        pair = [torch.as_tensor(n, dtype=kind, device=device).detach() for n in (total, count)]
+        self.tallies[name] = self.tallies.get(name, 0) + torch.stack(pair)
+
+    def settle(self) -> dict[str, Sequence[float]]:
+        """Log the means of a step; gives their sums and counts on all processes."""
+        for name in (names := sorted({*gather_object([*self.tallies])})):
+            self.tally(name, 0, 0)  # what only another process has
+        pairs = [self.accelerator.reduce(self.tallies.pop(name), "sum").tolist() for name in names]
+        self.record(
+            {n: total / count for n, (total, count) in zip(names, pairs, strict=True) if count}
+        )
+        return dict(zip(names, pairs, strict=True))
 
     def own_rows(self, items: Any) -> Any:
         """This process's share of a sequence that has all processes' items, process by process."""
@@ -463,6 +507,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         if self.log_completions and self.num_completions_to_print != 0:
             escape_for_terminal(self._logs["completion"])
         logs = {**logs, **self.times.elapsed()}
+        logs.pop("total_flos", None)  # transformers cannot tell: it would be 0
         for part in self.parts.values() if "loss" in logs else ():
             logs |= part.numbers()
         super().log(logs, start_time)

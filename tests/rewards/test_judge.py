@@ -26,7 +26,7 @@ from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RookWorldRewardConfig
 from rookworld_rlvr.training.glossary import dashboard_key, explain
 
-from ..conftest import REPOSITORY, recipe, tiny_judge
+from ..conftest import REPOSITORY, Means, recipe, tiny_judge
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
@@ -159,9 +159,9 @@ def test_a_text_that_is_too_long_gets_none_and_is_counted(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     judge = Judge(tiny_judge(tokenizer, n_positions=100), tokenizer)
-    logged: dict[str, float] = {}
+    logged = Means()
     reward = JudgeReward(JudgeSpec("judge", model="x"), judge)
-    first, second = reward([PROMPT] * 2, ["no", "k" * 200], log_metric=logged.__setitem__)
+    first, second = reward([PROMPT] * 2, ["no", "k" * 200], log_metric=logged.log)
     assert first is not None and second is None
     assert logged["judge/judge/too_long"] == 0.5
 
@@ -210,8 +210,8 @@ def test_scales_and_a_batch_s_numbers_by_hand() -> None:
     sigmoid = fixed(scores, [0.0, 4.0], [1.0, 1.0], scale="sigmoid")
     by_hand = [0.5, pytest.approx(0.880797077978), 0.0, None]
     assert sigmoid([PROMPT] * 4, [RIGHT] * 4) == by_hand
-    logged: dict[str, float] = {}
-    sigmoid([PROMPT] * 2, [RIGHT, "no"], log_metric=logged.__setitem__)
+    logged = Means()
+    sigmoid([PROMPT] * 2, [RIGHT, "no"], log_metric=logged.log)
     assert logged == {
         "judge/judge/mean": 2.0,
         "judge/judge/std": 2.0,
@@ -220,20 +220,20 @@ def test_scales_and_a_batch_s_numbers_by_hand() -> None:
         "judge/judge/too_long": 0.0,
     }
     logged.clear()
-    sigmoid([PROMPT] * 2, ["no", "no"], log_metric=logged.__setitem__)
+    sigmoid([PROMPT] * 2, ["no", "no"], log_metric=logged.log)
     assert "judge/judge/std" not in logged, "one text has one score: no judge is to blame"
 
 
 def test_rows_without_a_score_or_a_truth_count_in_no_mean() -> None:
-    logged: dict[str, float] = {}
+    logged = Means()
     reward = fixed([2.0, None, None], [None], [1.0, 3.0, 8.0])
-    reward([PROMPT] * 3, ["no", RIGHT, RIGHT], log_metric=logged.__setitem__)
+    reward([PROMPT] * 3, ["no", RIGHT, RIGHT], log_metric=logged.log)
     assert logged["judge/judge/mean"] == 2 and logged["judge/judge/truth"] == 0
     assert logged["judge/judge/too_long"] == pytest.approx(2 / 3)
     logged.clear()
-    reward([PROMPT], [RIGHT], log_metric=logged.__setitem__)
+    reward([PROMPT], [RIGHT], log_metric=logged.log)
     assert logged == {"judge/judge/too_long": 1.0}
-    reward([PROMPT, PROMPT, POLICY], [RIGHT, "no", "no"], log_metric=logged.__setitem__)
+    reward([PROMPT, PROMPT, POLICY], [RIGHT, "no", "no"], log_metric=logged.log)
     assert logged["judge/judge/mean"] == 4 and logged["judge/judge/truth"] == 0.5
     assert all(explain(dashboard_key(key)) for key in logged)
 

@@ -15,6 +15,7 @@ from rookworld_rlvr.rewards.registry import (
     tasks_of,
 )
 
+from ..conftest import Means
 from ..engines import POSITIONS, FakeLabeller, engine_arguments
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
@@ -151,13 +152,13 @@ def test_a_policy_row_without_values_has_no_truth(columns: dict[str, Any]) -> No
 
 
 def test_rows_without_truth_are_a_share_of_the_rows_that_the_reward_judges() -> None:
-    logged: dict[str, float] = {}
+    logged = Means()
     (reward,) = get_reward_funcs([{"name": "policy_best_move"}])
     numbers = reward(
         prompts=[ENVIRONMENT_PROMPT, *[POLICY_PROMPT] * 3],
         completions=["", *[PERFECT] * 3],
         action_values=[None, None, ACTION_VALUES, ACTION_VALUES],
-        log_metric=logged.__setitem__,
+        log_metric=logged.log,
     )
     assert numbers == [None, None, 1.0, 1.0]
     assert logged == {"rewards/policy_best_move/without_truth": pytest.approx(1 / 3)}
@@ -181,14 +182,14 @@ def test_the_engine_is_asked_once_for_all_policy_rows_of_a_batch() -> None:
 
 @pytest.mark.parametrize("name", [*POLICY_ONLY, "graduated"])
 def test_a_row_that_the_engine_gave_up_on_has_no_reward_and_is_counted(name: str) -> None:
-    logged: dict[str, float] = {}
+    logged = Means()
     truth = PolicyTruth(FakeLabeller(refuse=[POSITIONS[1]]))
     (reward,) = get_reward_funcs([name], truth)
     first, second, _ = reward(
         prompts=[f"P: {POSITIONS[0]}", f"P: {POSITIONS[1]}", ENVIRONMENT_PROMPT],
         completions=["M: e1d1 E: 1.0 B: e1d1", "M: e5d5 E: 1.0 B: e5d5", "e2e4"],
         action_values=[None] * 3,
-        log_metric=logged.__setitem__,
+        log_metric=logged.log,
     )
     assert first is not None and first > 0 and second is None
     share = 1 / 3 if name == "graduated" else 1 / 2

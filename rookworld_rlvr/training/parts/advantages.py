@@ -70,7 +70,8 @@ class Baseline(Part):
         mean = rewards.nanmean(dim=1, keepdim=True)  # (P, 1)
         if self.args.baseline == "leave_one_out":
             count = (~rewards.isnan()).sum(dim=1, keepdim=True)
-            return (rewards.nansum(dim=1, keepdim=True) - rewards) / (count - 1).clamp(min=1)
+            others = (rewards.nansum(dim=1, keepdim=True) - rewards) / (count - 1)
+            return torch.where(count > 1, others, mean)  # one alone has nothing to compare with
         if self.args.baseline == "adaptive":
             median = rewards.nanquantile(0.5, dim=1, keepdim=True)
             return torch.where(deviations(rewards) > self.args.baseline_spread, median, mean)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +42,22 @@ def have_signal(rewards: torch.Tensor, size: int) -> list[bool]:
     return signal
 
 
+def sampled_rows(inputs: Mapping[str, Any]) -> torch.Tensor:
+    """Which completions were sampled and not taught, ``(B, 1)``."""
+    taught: torch.Tensor = inputs.get("taught", torch.zeros_like(inputs["completion_mask"][:, 0]))
+    return ~taught.bool().unsqueeze(1)
+
+
+def trained_advantages(batch: Mapping[str, Any]) -> torch.Tensor:
+    """The advantages ``(A,)`` of the completions that are trained on, or of their tokens."""
+    advantages = batch["advantages"] + batch.get("taught_advantages", 0.0)
+    mask = batch["completion_mask"].bool()
+    kept: torch.Tensor = advantages[mask if advantages.dim() > 1 else mask.any(1)]
+    return kept / batch.get("row_scale", 1)
+
+
 def group_metrics(
-    sampled: Sampled, size: int, log: Mapping[tuple[str, str], Any]
+    sampled: Sampled, size: int, log: Mapping[tuple[str, str], Any], advantages: Sequence[float]
 ) -> dict[str, float]:
     """Shares of groups without signal, and numbers for the health rules.
 
@@ -51,6 +65,7 @@ def group_metrics(
         sampled: What is trained on.
         size: Completions of a group.
         log: The log of the completions that are trained on, see `Sampled.logs`.
+        advantages: Those of all processes that are trained on, see `trained_advantages`.
     """
     numbers: dict[str, float] = {
         "zero_variance/sampled": 1 - sum(sampled.drawn) / len(sampled.drawn),
@@ -60,7 +75,7 @@ def group_metrics(
     tasks = [task for task in sampled.tasks for _ in range(size)]
     numbers |= batch_health(
         sampled.rewards.cpu(),
-        torch.tensor(list(log["advantages", ""])),
+        torch.tensor(advantages or [0.0]),
         list(log["completion", ""]),
         tasks,
         size,

@@ -123,9 +123,8 @@ class AllMoves(Part):
         targets = [(w / SOFT_TEMPERATURE).softmax(-1) for w in worths]
         soft = torch.stack([(p * t).sum() for p, t in zip(logps, targets, strict=True)])
         legal = torch.stack([p.detach().exp().sum() for p in logps])
-        trainer.record(
-            {"moves/expected_score": expected.mean().item(), "moves/legal": legal.mean().item()}
-        )
+        trainer.tally("moves/expected_score", expected.detach().sum(), len(worths))
+        trainer.tally("moves/legal", legal.sum(), len(worths))
         logs = expected.clamp(min=torch.finfo(expected.dtype).tiny).log()
         total = args.expected_score_coef * logs + args.soft_moves_coef * soft
         return per_item(trainer, -total.sum(), inputs["moves_items"])

@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 
-from .aggregation import aggregate, log_importance
+from .aggregation import aggregate, log_importance, sampled_rows
 from .part import Call, Part
 from .registry import KLEstimator, PartArguments, arguments_of
 
@@ -219,8 +219,6 @@ class KLTerm(Part):
         super().__init__(trainer)
         self.args = arguments_of(trainer.args)
         self.controller = KLController(trainer.args.beta, self.args)
-        self._sums = torch.zeros(2, dtype=torch.float64)  # KL of a step's tokens, and their number
-        self._completions = 0  # in a step
 
     def per_token(
         self, logps: torch.Tensor, inputs: Mapping[str, Any]
@@ -230,7 +228,7 @@ class KLTerm(Part):
         kl, clamped = per_token_kl(logps, inputs["ref_per_token_logps"], estimator)
         if self._trainer.args.use_bias_correction_kl:
             kl = importance_weighted(kl, log_importance(self._trainer, logps, inputs), estimator)
-        sampled = _sampled(inputs)
+        sampled = sampled_rows(inputs)  # which the estimators need
         return kl * sampled, clamped & sampled
 
     def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
@@ -245,37 +243,27 @@ class KLTerm(Part):
 
     @torch.no_grad()
     def _count(self, kl: torch.Tensor, clamped: torch.Tensor, inputs: Mapping[str, Any]) -> None:
-        trainer, mask = self._trainer, inputs["completion_mask"] * _sampled(inputs)
+        trainer, mask = self._trainer, inputs["completion_mask"] * sampled_rows(inputs)
         advantages = (inputs["advantages"] + inputs.get("taught_advantages", 0)).abs()
         pulls = advantages if advantages.dim() > 1 else advantages.unsqueeze(1)
-        sums = [(kl * mask).sum(), mask.sum(), (clamped * mask).sum(), (kl.abs() * mask).sum()]
-        local = torch.stack([*sums, (pulls * inputs["completion_mask"]).sum()]).double()
-        total = trainer.accelerator.reduce(local, reduction="sum")
-        mean, _, share, ours, theirs = (total / total[1].clamp(min=1.0)).tolist()
-        scale = float(inputs.get("row_scale", 1))  # which the advantages have already
-        ours *= trainer.beta * scale
-        trainer.record(
-            {
-                "kl": mean,
-                "kl/coefficient": trainer.beta,
-                "kl/clamped_share": share,
-                "kl/share_of_loss": ours / (ours + theirs) if ours + theirs else 0.0,
-            }
-        )
-        if trainer.model.training and not trainer.is_beside:
-            self._sums += total[:2].cpu()
-            self._completions += kl.size(0) * trainer.accelerator.num_processes
+        # The advantages have the scale already.
+        ours = trainer.beta * inputs.get("row_scale", 1) * (kl.abs() * mask).sum()
+        theirs = (pulls * inputs["completion_mask"]).sum()
+        trainer.tally("kl", (kl * mask).sum(), mask.sum())
+        trainer.tally("kl/coefficient", trainer.beta * len(kl), len(kl))
+        trainer.tally("kl/clamped_share", (clamped * mask).sum(), mask.sum())
+        trainer.tally("kl/share_of_loss", ours, ours + theirs)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Adapt the coefficient; all processes have the same sums, so they get the same result.
 
         A KL that is not finite says nothing about the policy: `parts.steps` has skipped its step.
         """
-        total, tokens = self._sums.tolist()
+        settled = self._trainer.settled
+        total, tokens = settled.get("kl", (0.0, 0.0))
         if tokens and math.isfinite(total):  # `global_step` already counts the step that has ended
-            self.controller.update(total / tokens, self._completions, state.global_step - 1)
-        self._sums.zero_()
-        self._completions = 0
+            completions = int(settled["kl/coefficient"][1])
+            self.controller.update(total / tokens, completions, state.global_step - 1)
 
     def numbers(self) -> dict[str, float]:
         return self.controller.numbers()
@@ -286,9 +274,3 @@ class KLTerm(Part):
     def load(self, state: Mapping[str, Any]) -> None:
         if "kl" in state:
             self.controller.load(state["kl"])
-
-
-def _sampled(inputs: Mapping[str, Any]) -> torch.Tensor:
-    """Which completions were sampled and not taught, ``(B, 1)``: the estimators need samples."""
-    taught: torch.Tensor = inputs.get("taught", torch.zeros_like(inputs["completion_mask"][:, 0]))
-    return ~taught.bool().unsqueeze(1)

@@ -46,6 +46,7 @@ class Call:
         rewards: Of all processes' completions, ``(N,)``; nan if there is no reward.
         tasks: The tasks of all processes' groups.
         scores: The scores of the last forward during the call.
+        idle: ``(B,)``, the rows that this forward has left out; None if there are none.
     """
 
     rows: Sequence[Mapping[str, Any]] = ()
@@ -54,6 +55,12 @@ class Call:
     rewards: torch.Tensor | None = None
     tasks: Sequence[str] = ()
     scores: Scores | None = None
+    idle: torch.Tensor | None = None
+
+    def scored_rows(self, mask: torch.Tensor) -> torch.Tensor:
+        """Which rows ``(B, 1)`` of a mask ``(B, C)`` were scored."""
+        none = torch.zeros(len(mask), dtype=torch.bool, device=mask.device)
+        return ~(none if self.idle is None else self.idle).unsqueeze(1)
 
 
 @dataclass(frozen=True, slots=True)

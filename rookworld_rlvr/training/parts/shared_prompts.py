@@ -210,7 +210,6 @@ class SharedPrompts(Part):
         super().__init__(trainer)
         self.leaves_out_idle = True
         self._packed: Packed | None = None  # of the current forward
-        self._idle: torch.Tensor | None = None  # (B,), of the micro-batch that is scored
         for network in trainer.networks():
             body = backbone(network)
             # The hooks of the value head and the temperatures run in between; they expect rows.
@@ -277,34 +276,27 @@ class SharedPrompts(Part):
     # --------------------------------------------------------------------------------------------
     def before_scoring(self, call: Call, rows: Rows) -> Rows:
         """Take the completions of idle rows out."""
-        self._idle = None if call.inputs is None else self.idle(call.inputs)
-        if self._idle is None:
+        call.idle = None if call.inputs is None else self.idle(call.inputs)
+        if call.idle is None:
             return rows
         mask = rows.mask.clone()
-        mask[self._idle, -rows.length :] = 0
+        mask[call.idle, -rows.length :] = 0
         return rows._replace(mask=mask)
 
     def after_scoring(self, call: Call, rows: Rows, scores: Scores) -> Scores:
         """Give idle rows the log-probs of sampling, so that their ratio is 1, or 0 where these are not
-        known, and the mean entropy of the others. Their advantage is 0: they add nothing to the loss."""
-        if self._idle is None or call.inputs is None:
+        known. Their advantage is 0: they add nothing to the loss."""
+        old = None if call.inputs is None else call.inputs.get("old_per_token_logps")
+        if call.idle is None or old is None:
             return scores
-        logps, entropies, aux_loss = scores
-        idle = self._idle.unsqueeze(1)
-        old = call.inputs.get("old_per_token_logps")
-        if old is not None:
-            logps = torch.where(idle, old.to(logps.dtype), logps)
-        if entropies is not None:
-            tokens = rows.mask[:, -rows.length :]
-            mean = (entropies * tokens).sum() / tokens.sum().clamp(min=1)
-            entropies = torch.where(idle, mean.detach(), entropies)
-        return Scores(logps, entropies, aux_loss)
+        known = torch.where(call.idle.unsqueeze(1), old.to(scores.logps.dtype), scores.logps)
+        return scores._replace(logps=known)
 
     def idle(self, inputs: Mapping[str, Any]) -> torch.Tensor | None:
         """The rows ``(B,)`` of a micro-batch that cannot change the weights; None if there are none.
 
         If all rows are idle, the shortest is scored nevertheless: the loss needs a graph on every
-        process, and the logged entropy needs a completion.
+        process.
         """
         trainer = self._trainer
         with_term = (p for p in trainer.parts.values() if type(p).term is not Part.term)

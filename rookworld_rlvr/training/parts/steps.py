@@ -119,7 +119,8 @@ class Nonfinite(Part):
             checkpoint = (
                 get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
             )
-            terms = ", ".join(f"loss/{name}" for name in self._trainer.broken_terms)
+            sums = ((name, total) for name, (total, _) in self._trainer.settled.items())
+            terms = ", ".join(n for n, x in sums if n[:5] == "loss/" and not math.isfinite(x))
             raise RookWorldError(
                 f"the loss or gradient was not finite in {self.in_a_row} steps in a row up to step "
                 f"{step}{f' ({terms})' if terms else ''}; the last good checkpoint is "

@@ -102,13 +102,9 @@ class Supervised(Part):
         """The supervised term."""
         if self.logps is None:
             return None
-        counts = [-self.logps.detach().sum(), inputs["answer_mask"].sum().to(self.logps)]
-        total = trainer.accelerator.reduce(torch.stack(counts), "sum")
-        if total[1]:
-            trainer.record({"sft/loss": (total[0] / total[1]).item()})
-        return per_item(
-            trainer, -self._trainer.args.sft_coef * self.logps.sum(), inputs["answer_items"]
-        )
+        trainer.tally("sft/loss", -self.logps.detach().sum(), inputs["answer_mask"].sum())
+        total = -trainer.args.sft_coef * self.logps.sum()
+        return per_item(trainer, total, inputs["answer_items"])
 
 
 def with_answers(rows: Rows, inputs: Mapping[str, torch.Tensor]) -> Rows:

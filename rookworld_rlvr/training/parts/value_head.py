@@ -154,9 +154,7 @@ class ValueHead(Part):
             return None
         off = self._values(*inputs["completion_ids"].shape) - inputs["returns"]
         error = 0.5 * off.square() * inputs["value_mask"]  # 0 for completions without a reward
-        counts = torch.stack([error.detach().sum(), inputs["value_mask"].sum().float()])
-        total, tokens = trainer.accelerator.reduce(counts, reduction="sum").tolist()
-        trainer.record({"value/loss": total / max(tokens, 1)})
+        trainer.tally("value/loss", error.detach().sum(), inputs["value_mask"].sum())
         term: torch.Tensor = self.args.value_coef * aggregate(trainer, error, inputs)
         return term
 

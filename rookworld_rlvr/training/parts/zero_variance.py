@@ -137,7 +137,8 @@ class Resample(Part):
         """The first round with replaced groups."""
         rounds = [sampled]
         while more := self._more(rounds):
-            rounds.append(self._trainer.sample_round(more))
+            with self._trainer.unrecorded():  # logged is what is drawn from the rows themselves
+                rounds.append(self._trainer.sample_round(more))
         if len(rounds) == 1:
             return sampled
         places = fill(rounds, self._processes)

@@ -45,6 +45,8 @@ def test_a_reward_that_could_not_be_had_moves_nothing() -> None:
         assert found[0, 2] == 0 and found.isfinite().all(), kind
     found = baseline_of("leave_one_out").advantages(rewards, ["policy"], "none")
     assert found[0].tolist() == pytest.approx([-0.75, 0.75, 0, 0])
+    alone = torch.tensor([[0.7, torch.nan, torch.nan, torch.nan]], dtype=torch.float64)
+    assert not baseline_of("leave_one_out").advantages(alone, ["policy"]).any()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -101,6 +103,7 @@ def test_k3_is_trls_own_loss(controlled: Callable[..., Any], loss_type: str, lev
     )
     assert ours[0] == pytest.approx(trls[0], rel=1e-5)
     torch.testing.assert_close(ours[1], trls[1], rtol=1e-4, atol=1e-7)
+    trainer.settle()
     assert trainer._metrics["train"]["kl"][0] == pytest.approx(trainer._metrics["train"]["kl"][1])
     trainer.parts["kl"].controller.beta = 5.0
     more = trainer.compute_loss(trainer.model, inputs).item()
@@ -126,11 +129,11 @@ def test_a_baseline_changes_the_advantages_that_are_trained_on(
         "reward_funcs": [lambda prompts, **_: [next(rewards) for _ in prompts]],
         "rewards": [{"name": "environment_exact"}],
         "scale_rewards": "none",
-        "baseline_spread": 0.5,
     }
     _, inputs = controlled(**options)
     assert sorted(set(inputs["advantages"].tolist())) == pytest.approx([-0.75, 2.25])
-    trainer, inputs = controlled(**options, baseline=baseline)
+    spread = {"baseline_spread": 0.5} if baseline == "adaptive" else {}
+    trainer, inputs = controlled(**options, **spread, baseline=baseline)
     assert trainer._metrics["train"]["baseline/mean"][0] == pytest.approx(mean)
     assert sorted(set(inputs["advantages"].tolist())) == pytest.approx(expected)
     if baseline == "ema":

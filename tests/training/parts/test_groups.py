@@ -16,6 +16,7 @@ from rookworld_rlvr.training.parts import zero_variance
 from rookworld_rlvr.training.parts.kl import KLTerm
 from rookworld_rlvr.training.parts.part import Sampled, whole
 from rookworld_rlvr.training.parts.zero_variance import fill, next_round
+from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
 from ...conftest import launch
 from ...two_processes import TEMPERATURES
@@ -105,6 +106,28 @@ def test_kept_groups_are_counted(varied: Any) -> None:
     assert trainer.prompt_sampler is None, "TRL's own sampler does"
 
 
+def test_what_is_logged_of_samples_is_of_the_batch_s_own_prompts(
+    varied: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds, once = [], RookWorldGRPOTrainer.sample_round
+
+    def noted(trainer: Any, rows: Any) -> Sampled:
+        rounds.append(once(trainer, rows))
+        return rounds[-1]
+
+    monkeypatch.setattr(RookWorldGRPOTrainer, "sample_round", noted)
+    trainer, _ = varied(zero_variance="resample")
+    assert len(rounds) > 1
+    logged = trainer._metrics["train"]
+    rewards = rounds[0].rewards
+    assert logged["reward"] == pytest.approx([rewards.mean().item()])
+    assert logged["reward_std"] == pytest.approx([rewards.std().item()])
+    tokens = sum(
+        one.batch[f"{part}_mask"].sum() for one in rounds for part in ("prompt", "completion")
+    )
+    assert logged["num_tokens"] == [tokens.item()], "but all of them were processed"
+
+
 def not_in_binary(completions: list[str], **_: Any) -> list[float]:
     """In single precision the mean of eight times 0.7, and of eight times 1.7, is another number."""
     return [0.7 + i // 8 % 2 for i in range(len(completions))]
@@ -122,6 +145,7 @@ def test_the_mean_log_prob_counts_tokens_that_are_certain(varied: Any) -> None:
         lambda prompts, **_: [i % 2 for i in range(len(prompts))], temperature=0.05
     )
     trainer.compute_loss(trainer.model, batch)
+    trainer.settle()
     logps, mask = trainer.log_probs(trainer.model, *whole(batch)).logps, batch["completion_mask"]
     assert 0 < ((logps == 0) * mask).sum() < mask.sum()
     expected = ((logps * mask).sum() / mask.sum()).item()

@@ -132,14 +132,12 @@ def test_warming_up_rises_from_nought_and_does_not_adapt() -> None:
 @pytest.mark.parametrize("kl", [math.nan, math.inf])
 def test_a_step_that_is_skipped_leaves_the_coefficient_alone(kl: float) -> None:
     args = RookWorldGRPOConfig(kl_control="adaptive", kl_target=0.1, beta=0.5, **ON_CPU)
-    part = KLTerm(SimpleNamespace(args=args))
-    part._sums += torch.tensor([kl, 10.0])
-    part._completions = 8
+    settled = {"kl": [kl, 10.0], "kl/coefficient": [4.0, 8.0]}
+    part = KLTerm(SimpleNamespace(args=args, settled=settled))
     part.on_step_end(None, SimpleNamespace(global_step=5), None)
     assert part.controller.beta == 0.5 and part.controller.before is None
     for step in (6, 7):
-        part._sums += torch.tensor([10.0, 10.0])
-        part._completions = 8
+        settled["kl"] = [10.0, 10.0]
         part.on_step_end(None, SimpleNamespace(global_step=step), None)
     assert part.controller.beta > 0.5, "the next ones count again"
 

@@ -218,6 +218,7 @@ def loss_and_gradients(trainer: Any, inputs: dict[str, Any]) -> tuple[float, tor
     loss = trainer.loss(trainer.model, inputs).total
     loss.backward()
     gradients = [p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]
+    trainer.settle()
     metrics = {name: values[-1] for name, values in trainer._metrics["train"].items()}
     return loss.item(), torch.cat(gradients), metrics
 

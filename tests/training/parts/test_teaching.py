@@ -267,6 +267,7 @@ def test_taught_answers_are_not_in_the_kl(build: Build, random_gpt2: Any, tmp_pa
     for advantages in (ours, torch.zeros_like(ours)):
         changed = {"ref_per_token_logps": logps, "taught_advantages": advantages}
         trainer.loss(trainer.model, {**batch, **changed})
+        trainer.settle()
         shares.append(trainer._metrics["train"]["kl/share_of_loss"][-1])
     assert 0 < shares[0] < shares[1] < 1
 

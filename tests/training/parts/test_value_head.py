@@ -103,6 +103,7 @@ def test_the_heads_loss_is_in_the_loss_and_reaches_head_and_policy(valued: Any) 
         return loss.item(), weight.grad.clone()
 
     bare, _ = loss_and_gradient(0.0)
+    trainer.settle()
     with_head, gradient = loss_and_gradient(0.5)
     assert head.weight.grad.abs().max() > 0 and head.bias.grad.abs().max() > 0
     logged = trainer._metrics["train"]["value/loss"][0]
