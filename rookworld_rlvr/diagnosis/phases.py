@@ -384,7 +384,7 @@ def what_if(trainer: DiagnosedTrainer, rows: pd.DataFrame) -> dict[str, list[dic
     share = later.get("kl/share_of_loss", math.nan)
     ours = share * betas["beta"] / args.beta if args.beta else math.nan
     betas["share_of_loss"] = ours / (ours + 1 - share)
-    groups = rows.dropna(subset="reward").groupby("group")["reward"]
+    groups = rows[~rows["taught"].astype(bool)].dropna(subset="reward").groupby("group")["reward"]
     # A group without spread is as likely as so many equal draws from the group's own rewards.
     shares, spread = groups.value_counts(normalize=True), groups.std().mean()
     sizes = pd.DataFrame({"num_generations": GROUP_SIZES})
@@ -405,20 +405,11 @@ def what_if(trainer: DiagnosedTrainer, rows: pd.DataFrame) -> dict[str, list[dic
 
 
 def _temperatures(trainer: DiagnosedTrainer) -> list[dict[str, Any]]:
-    """Entropy, log-prob and expected reward at other temperatures, from completions sampled at this one.
-
-    The reward weighs each completion by how much likelier it is at the other temperature. The effective
-    share says how many of the completions count then: far from this temperature hardly any.
-    """
-    rows = pd.DataFrame(gather_object(trainer.at_temperatures)).dropna(subset="reward")
-    logps = rows.pivot(index="row", columns="times_temperature", values="logp")
-    ratios = logps.sub(logps[1.0], axis=0)
-    weights = (ratios - ratios.max()).map(math.exp)
-    weights /= weights.sum()
-    means = rows.groupby("times_temperature")[["entropy", "logp", "tokens"]].sum()
-    table = means[["entropy", "logp"]].div(means["tokens"], axis=0)
-    table["reward"] = weights.mul(rows.groupby("row")["reward"].first(), axis=0).sum()
-    table["effective_share"] = 1 / (weights**2).sum() / len(weights)
+    """Reward, unreadable answers and different texts of a prompt's samples at other temperatures."""
+    rows = pd.DataFrame(gather_object(trainer.at_temperatures))
+    table = rows.groupby("times_temperature")[["reward", "unreadable"]].mean()
+    texts = rows.groupby(["times_temperature", "prompt"])["text"].agg(["nunique", "count"])
+    table["distinct"] = (texts["nunique"] / texts["count"]).groupby("times_temperature").mean()
     return records(table)
 
 

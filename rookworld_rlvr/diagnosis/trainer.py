@@ -22,7 +22,8 @@ from transformers import TrainerCallback
 from ..common.machine import peak_memory
 from ..models.decoding import Decoding
 from ..tasks.metrics import Results
-from ..training.answering import decode, logits_alone, score
+from ..tasks.registry import TASKS
+from ..training.answering import decode, score
 from ..training.parts.aggregation import Loss, aggregate, weighted
 from ..training.parts.part import Batch
 from ..training.parts.sampling import rollout
@@ -37,7 +38,7 @@ SAMPLED = Decoding("sampled", temperature=0.8)  # as the predecessors measured a
 SAMPLES = 2  # a prompt
 MULTIPLES = (0.25, 0.5, 2.0, 4.0)  # of the update, and of beta
 TEMPERATURES = (0.5, 0.8, 1.0, 1.25, 2.0)  # times that of sampling
-TEMPERATURE_ROWS = 32  # completions of a process, scored by themselves
+TEMPERATURE_SAMPLES = 4  # a prompt
 ROW = "diagnosed_row"  # rides along in TRL's batches, which are shuffled and split
 
 
@@ -53,7 +54,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         layers: Gradient and update by layer.
         one_step_on: What the loss would log for the same batch after the step; empty if the weights
             are spread over processes. `after_multiples`: the same after multiples of the update.
-        at_temperatures: Some completions at other temperatures, see `at_temperatures`.
+        at_temperatures: Samples of `prompts` at other temperatures, see `measure_temperatures`.
         costs: Seconds, calls and peak memory in bytes by phase.
     """
 
@@ -133,6 +134,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         self.prompts += [self.sampled[prompt] for prompt in prompts[:: self.num_generations]]
         with self.phase("batch before"):
             self.performance.append(self.measure_prompts())
+            self.at_temperatures = self.measure_temperatures()
         return batch
 
     def measure_prompts(self) -> dict[str, list[float]]:
@@ -143,12 +145,41 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         count = len(self.prompts)
         asked = [row["prompt"] for row in self.prompts]
         texts = decode(self, asked) + decode(self, asked * SAMPLES, decoding=SAMPLED)
-        answered = list(zip(self.prompts * (1 + SAMPLES), texts, strict=True))
+        rewards = self._rewards(self.prompts * (1 + SAMPLES), texts).view(-1, count)
+        return {"greedy": rewards[0].tolist(), "sampled": rewards[1:].mean(0).tolist()}
+
+    def measure_temperatures(self) -> list[dict[str, Any]]:
+        """New samples of the step's prompts at multiples of their temperature, with their rewards."""
+        notes: list[dict[str, Any]] = []
+        hows = self.samplings([row["prompt"] for row in self.prompts])
+        for times in TEMPERATURES:
+            rows, texts = [], []
+            for how in dict.fromkeys(hows):
+                own = [row for row, its in zip(self.prompts, hows, strict=True) if its == how]
+                asked = own * TEMPERATURE_SAMPLES
+                decoding = Decoding("sampled", how.temperature * times, how.top_k, how.top_p)
+                rows += asked
+                texts += decode(self, [row["prompt"] for row in asked], decoding=decoding)
+            answered = zip(rows, texts, self._rewards(rows, texts).tolist(), strict=True)
+            notes += [
+                {
+                    "times_temperature": times,
+                    "prompt": row["prompt"],
+                    "text": text,
+                    "reward": reward,
+                    "unreadable": not TASKS[row["task"]].is_readable(row["prompt"], text),
+                }
+                for row, text, reward in answered
+            ]
+        return notes
+
+    def _rewards(self, rows: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> torch.Tensor:
+        """Total rewards ``(N,)`` of answers to this process's rows, as many as every process has."""
+        answered = list(zip(rows, texts, strict=True))
         columns = [score(self, func, answered, lambda done: None) for func in self.reward_funcs]
         self.reward_guard.failures(len(answered) * self.accelerator.num_processes)
         numbers = torch.tensor(pd.DataFrame(columns, dtype=float).to_numpy().T)  # nan for None
-        rewards = weighted(numbers, self.reward_weights.cpu()).view(-1, count)
-        return {"greedy": rewards[0].tolist(), "sampled": rewards[1:].mean(0).tolist()}
+        return weighted(numbers, self.reward_weights.cpu())
 
     # --------------------------------------------------------------------------------------------
     # Loss
@@ -313,11 +344,12 @@ class StepNotes(TrainerCallback):  # type: ignore[misc]
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0:
+            whole = float(self.trainer.gradient_norm or 0.0)  # before it was clipped
+            clipped = max(1.0, whole / args.max_grad_norm) if args.max_grad_norm else 1.0
             for name, weight in self._parameters():
                 self.before[name] = full(weight)
-                self.gradients[name] = 0.0 if weight.grad is None else norm(full(weight.grad))
-            with self.trainer.phase("diagnosis"):
-                self.trainer.at_temperatures = at_temperatures(self.trainer)
+                found = 0.0 if weight.grad is None else norm(full(weight.grad))
+                self.gradients[name] = found * clipped
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step:
@@ -387,31 +419,3 @@ def after_multiples(
     for name, weight in weights.items():
         weight.copy_(after[name])
     return found
-
-
-@torch.no_grad()
-def at_temperatures(trainer: Any) -> list[dict[str, Any]]:
-    """Log-prob and entropy of some of this process's completions at multiples of their temperature."""
-    notes = []
-    rows = [
-        (inputs, at) for inputs, _ in trainer.batches for at in range(len(inputs["advantages"]))
-    ]
-    for inputs, at in rows[:TEMPERATURE_ROWS]:
-        prompt, completion = (
-            inputs[f"{part}_ids"][at][inputs[f"{part}_mask"][at].bool()]
-            for part in ("prompt", "completion")
-        )
-        ids = torch.cat([prompt, completion])
-        logits = logits_alone(trainer, ids)[len(prompt) - 1 : -1]
-        given = inputs.get("temperature")
-        heat = trainer.temperature if given is None else given[at].item()
-        number = int(inputs[ROW][at])
-        row = (trainer.accelerator.process_index, number)
-        reward = trainer.completions[number]["reward"]
-        for times in TEMPERATURES:
-            logps = (logits / (heat * times)).log_softmax(-1)  # (C, V)
-            note = {"row": row, "reward": reward, "times_temperature": times, "tokens": len(logps)}
-            note["entropy"] = -(logps.exp() * logps).sum().item()
-            note["logp"] = logps.gather(1, completion.unsqueeze(1)).sum().item()
-            notes.append(note)
-    return notes
