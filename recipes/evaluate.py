@@ -31,7 +31,12 @@ from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.evaluation.models import ModelArguments, open_model
 from rookworld_rlvr.evaluation.registry import SUITE_HEADLINES, SuiteArguments
 from rookworld_rlvr.evaluation.results import ModelResults, results_document, results_text
-from rookworld_rlvr.evaluation.suite import check_training_data, keep_apart, open_suites
+from rookworld_rlvr.evaluation.suite import (
+    PromptSuite,
+    check_training_data,
+    keep_apart,
+    open_suites,
+)
 from rookworld_rlvr.evaluation.suites.games import GameSuite
 
 
@@ -86,7 +91,7 @@ def main(argv: Sequence[str]) -> None:
     for name, reason in left_out.items():
         state.print(f"suite {name} is left out: {reason}")
     for suite in suites:
-        suite.pass_samples = args.pass_samples
+        suite.pass_samples = args.pass_samples if isinstance(suite, PromptSuite) else 0
     trained_on = [keep_apart(suites, name) for name in args.training_data]
     for found in trained_on:
         state.print(

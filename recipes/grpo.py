@@ -11,6 +11,7 @@ from __future__ import annotations
 from rookworld_rlvr.common.machine import use_idle_cores  # before torch is loaded
 
 # isort: split
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -45,7 +46,10 @@ from rookworld_rlvr.training.model_card import Run, trained_rewards, write_card
 from rookworld_rlvr.training.parts.sampling import check_rows
 from rookworld_rlvr.training.results import (
     ANSWERS_AFTER,
+    ANSWERS_BEFORE,
     EVALUATION,
+    HELDOUT_BEFORE,
+    HELDOUT_PASS,
     REPORT,
     RESULTS,
     before_after_table,
@@ -123,8 +127,10 @@ def main(argv: Sequence[str]) -> None:
         data = label_heldout(data, truth)
     for line in truth.lines():
         state.print(line)
-    before = starting_point(output_dir, checkpoint, data.heldout)
+    before = starting_point(checkpoint, data.heldout)
     keep = goes_on(output_dir, checkpoint)
+    if checkpoint and before is None:
+        state.print(f"nothing from before training is in {checkpoint.parent}: it is measured now")
     if (
         training_args.pass_samples or data.others
     ):  # loaded now, so that no import can fail at the end
@@ -166,6 +172,9 @@ def main(argv: Sequence[str]) -> None:
     changed: list[str] = []
     if state.is_main_process:
         open_folder(output_dir, keep, resolved, quarantine)
+        for name in (HELDOUT_BEFORE, ANSWERS_BEFORE, HELDOUT_PASS):
+            if checkpoint and not keep and (checkpoint.parent / name).is_file():
+                shutil.copy(checkpoint.parent / name, output_dir)  # of a run that goes on elsewhere
         keep_log(output_dir)
         at = state.num_processes, checkpoint
         changed = open_provenance(output_dir, resolved, data, truth, *at)
@@ -199,7 +208,7 @@ def main(argv: Sequence[str]) -> None:
     if "wandb" in training_args.report_to:
         use_dashboard(trainer, truth)
     trainer.heldout.before = before  # None: it is measured when training begins
-    if training_args.pass_samples and keep:
+    if training_args.pass_samples and checkpoint:
         trainer.heldout.right = starting_counts(training_args)
     trainer.heldout.suites = suites
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
@@ -230,7 +239,7 @@ def main(argv: Sequence[str]) -> None:
             **({"pass": pass_summary(trainer.heldout.right)} if trainer.heldout.right else {}),
         )
         if suites:
-            start = model_args.model_name_or_path
+            start = str(checkpoint or model_args.model_name_or_path)  # what was measured as before
             results = trainer.heldout.suites_before_and_after(start, left_out)
             write_json(output_dir / EVALUATION, results_document(results, [], machine()))
             print(results_text(results))

@@ -61,7 +61,9 @@ def _answers(
     """A right answer, a wrong one (the right one to another row), and a part of the right one."""
     reference = task.reference(row)
     others = (text for other in rows if (text := task.reference(other)) != reference)
-    answers = (reference, next(others, ""), reference[: len(reference) // 3])
+    parts = (reference[:end] for end in range(len(reference) // 3, 0, -1))
+    broken = (part for part in parts if not task.is_readable(row["prompt"], part))
+    answers = (reference, next(others, ""), next(broken, ""))
     return zip(KINDS, answers, strict=True)
 
 

@@ -224,7 +224,9 @@ def load_data(
     Raises:
         RookWorldError: The data cannot be read, too much of it is malformed, or nothing is left.
     """
-    report = DataReport(values=values_line(dataset_file(args.dataset_name)))
+    names = filter(None, (args.dataset_name, args.eval_dataset_name))
+    values = dict.fromkeys(values_line(dataset_file(name)) for name in names)
+    report = DataReport(values="; ".join(filter(None, values)))
     rows = _read(args, report, quarantine_file)
     rows += made_rows(args)
     if args.first_plies_share:

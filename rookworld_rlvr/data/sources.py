@@ -202,11 +202,11 @@ def read_provenance(path: str | Path | None) -> dict[str, Any] | None:
 
 def values_line(path: str | Path | None) -> str:
     """Who valued the moves in a file, how and when; empty if the file does not say."""
-    note = read_provenance(path)
-    while note is not None and note["engine"] is None:
+    note, said = read_provenance(path), []
+    while note is not None:
+        if note["engine"] is not None:
+            said.append(f"{note['engine']}, {note['limit']}, {note['date']}")
         note = note[
             "dataset_provenance"
         ]  # of the file that it was made from, whose values it keeps
-    if note is None:
-        return ""
-    return f"{note['engine']}, {note['limit']}, {note['date']}"
+    return "; ".join(dict.fromkeys(said))

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from ..common.files import read_asset
 from ..common.html import render
 from ..common.stats import wilson
-from ..tasks.metrics import headlines, training_metrics
+from ..tasks.metrics import headlines, kind_of, training_metrics
 from ..training.glossary import dashboard_key, explain
 from ..training.results import OWN_REWARDS
 from .record import RunRecord
@@ -88,7 +88,7 @@ def plot(title: str, series: Sequence[Series], note: str = "", is_share: bool = 
                 "label": line.label,
                 "colour": line.colour % COLOURS,
                 "dash": _DASHES[line.colour % len(_DASHES)],
-                "ends": f"{worded(kept[0][1])} to {worded(kept[-1][1])}",
+                "ends": f"{worded(line.points[0][1])} to {worded(line.points[-1][1])}",
                 "path": path(kept),
                 "band": path(bounds),
                 "marks": [(x(step), y(value), step, worded(value)) for step, value in kept],
@@ -157,7 +157,9 @@ def heldout_plots(runs: Sequence[RunRecord]) -> list[Markup]:
         lines = []
         for place, run in enumerate(runs):
             points = run.points(f"eval_{metric}")
-            rows = 0 if metric in own else run.rows.get(metric, 0)
+            rows = (
+                run.rows.get(metric, 0) if metric not in own and kind_of(metric) == "share" else 0
+            )
             band = [wilson(v, rows) for _, v in points] if rows else ()
             lines.append(Series(run.name, points, band, place, run.best_step))
         plots.append(plot(metric, lines, _meaning(f"eval_{metric}"), is_share=metric not in own))

@@ -133,14 +133,13 @@ def quarantine_path(output_dir: Path) -> Path:
     return output_dir.parent / f"{output_dir.name}.quarantine.jsonl"
 
 
-def starting_point(output_dir: Path, checkpoint: Path | None, heldout: Dataset) -> Results | None:
-    """The held-out results from before the first step of a resumed run; None for a new run.
+def starting_point(checkpoint: Path | None, heldout: Dataset) -> Results | None:
+    """The held-out results from before the first step of the run of a checkpoint; None for a new run.
 
     Raises:
         RookWorldError: They were measured on other held-out rows, or by an earlier version.
     """
-    path = output_dir / HELDOUT_BEFORE
-    if not goes_on(output_dir, checkpoint) or not path.is_file():
+    if checkpoint is None or not (path := checkpoint.parent / HELDOUT_BEFORE).is_file():
         return None
     before = heldout_results(json.loads(path.read_text()), "before")
     counted = {
@@ -149,8 +148,9 @@ def starting_point(output_dir: Path, checkpoint: Path | None, heldout: Dataset) 
     now: dict[str, Any] = evaluate_completions(heldout, [""] * len(heldout))
     if counted != {name: now[name].n for name in now}:
         raise RookWorldError(
-            f"the run in {output_dir} began with other held-out rows than this configuration gives; "
-            "resume it with its own data settings, or start in another output_dir"
+            f"the run in {path.parent} began with other held-out rows than this configuration gives; "
+            f"resume it with its own data settings, or start from its weights (--model_name_or_path "
+            f"{checkpoint}) in another output_dir"
         )
     return before
 

@@ -57,6 +57,12 @@ def test_auto_starts_goes_on_and_knows_the_end(folder: Path) -> None:
     assert "the run in run is finished" in run(folder)
     assert outcome(run_folder) == whole and not (folder / "run.1").exists()
 
+    run(folder, "--resume_from_checkpoint", "run/checkpoint-2", "--output_dir", "other")
+    sides = (json.loads((at / "results.json").read_text()) for at in (run_folder, folder / "other"))
+    first, second = ({m: r["before"] for m, r in side["heldout"].items()} for side in sides)
+    assert first == second, "before training, not at the checkpoint"
+    assert (folder / "other" / "heldout_answers_before.jsonl").is_file()
+
     stop(run_folder)
     cut(run_folder / "checkpoint-4" / "optimizer.pt")
     shutil.copytree(run_folder / "checkpoint-4", run_folder / "_saving" / "checkpoint-6")

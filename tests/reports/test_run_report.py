@@ -186,7 +186,10 @@ def test_the_page_tells_the_run(one: Path) -> None:
         assert f"<figcaption>{title}" in drawn, title
     assert f"marks the saved weights: step {run.best_step}." in drawn
     assert "<small>p = " in drawn
-    assert drawn.count('class="band') == 12, "one a metric, none for the mean"
+    assert drawn.count('class="band') == 11, "one a share"
+    assert "chosen by these rows, so its numbers are a little too good" in drawn
+    run.config["load_best_model_at_end"] = False
+    assert "chosen by these rows" not in page([run])
     assert "<code>B</code> &amp; 40%" in drawn, "the health log"
     assert not run.missing and 'id="missing"' not in drawn
     assert "environment, version 1, 500 rows, seed 0, greedy" in drawn
@@ -251,7 +254,7 @@ def test_a_killed_run_gives_what_there_is(killed: Path) -> None:
     assert "heldout_answers_after.jsonl" in said and "health.jsonl could not be read" in said
     drawn = page([run])
     assert "did not finish; logged up to step 1" in drawn
-    assert drawn.count('class="band') == 12
+    assert drawn.count('class="band') == 11
 
 
 def test_answers_that_do_not_belong_together_are_not_paired(killed: Path) -> None:

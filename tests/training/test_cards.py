@@ -110,11 +110,14 @@ def test_checkpoints_bring_no_draft(build: Callable[..., Any], tmp_path: Path) -
 # --------------------------------------------------------------------------------------------------
 # Where things come from
 # --------------------------------------------------------------------------------------------------
-def written(folder: Path, data: LoadedData, base: str, dataset: str, **more: Any) -> Any:
+def written(
+    folder: Path, data: LoadedData, base: str, dataset: str, kept: Any = None, **more: Any
+) -> Any:
     folder.mkdir(exist_ok=True)
     recipe = {"config": "/home/ann/mine.yaml", "engine_path": "/home/ann/fish", **more}
     half = {"environment/exact": proportion(1, 2)}
     args = SimpleNamespace(load_best_model_at_end=False, num_generations=4, start_share=0.0)
+    vars(args).update(kept or {})
     write_card(
         Run("grpo", folder, recipe, base, data, dataset, parameters=1, seconds=90.0),
         {"environment/exact": 0.5},
@@ -124,10 +127,37 @@ def written(folder: Path, data: LoadedData, base: str, dataset: str, **more: Any
         answer_tokens=48,
         args=args,
         rewards=trained_rewards([{"name": "environment_exact"}], data),
-        step=1,
+        step=vars(args).get("step", 1),
         steps=2,
     )
     return card_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        ({"step": 0, "guard": {"overall": 0.1}}, "This is the starting model: no checkpoint that"),
+        (
+            {"guard": {"overall": 0.1}},
+            "of those that were saved and kept the guard it has the highest",
+        ),
+        (
+            {"greater_is_better": False},
+            "it has the lowest `overall` on these same rows. This makes",
+        ),
+        (
+            {"metric_for_best_model": "suites/policy/expected_score"},
+            "`suites/policy/expected_score`, an evaluation suite's, which has positions of its own.",
+        ),
+    ],
+)
+def test_the_card_says_why_these_weights_were_kept(
+    packaged: LoadedData, tmp_path: Path, kept: dict[str, Any], words: str
+) -> None:
+    usual = {"load_best_model_at_end": True, "metric_for_best_model": "overall"}
+    kept = {**usual, "greater_is_better": True, "guard": None, **kept}
+    card = written(tmp_path, packaged, "rookworld-nano", "rows.jsonl", kept)
+    assert words in card.content
 
 
 def test_results_are_said_to_be_of_the_rows_measured_on(

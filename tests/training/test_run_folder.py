@@ -132,15 +132,15 @@ def test_a_run_that_goes_on_remembers_where_it_began(
     checkpoint: Path, packaged: LoadedData
 ) -> None:
     run, rows = checkpoint.parent, packaged.heldout
-    assert starting_point(run, checkpoint, rows) is None, "nothing was kept"
+    assert starting_point(checkpoint, rows) is None, "nothing was kept"
     texts = [TASKS[row["task"]].reference(row) for row in rows]
     before: dict[str, Any] = {**evaluate_completions(rows, texts)}
     before["rewards/short"] = Estimate(-2.5, -3.0, -2.0, 9)  # of a reward that gives None for some
     write_results(run / HELDOUT_BEFORE, {"before": before})
-    assert starting_point(run, checkpoint, rows) == before
-    assert starting_point(run, None, rows) is None, "a new run measures anew"
+    assert starting_point(checkpoint, rows) == before
+    assert starting_point(None, rows) is None, "a new run measures anew"
     with pytest.raises(RookWorldError, match="other held-out rows"):
-        starting_point(run, checkpoint, rows.select(range(30)))
+        starting_point(checkpoint, rows.select(range(30)))
 
 
 def test_each_start_of_a_run_is_a_session(packaged: LoadedData, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ class OpeningsSuite(PromptSuite[EnvironmentPrompt]):
         else:
             prompts = _read(Path(openings_file), suite_rows, suite_seed)
             name = Path(openings_file).name
-            notes |= {"positions": f"Openings of {name}, {len(prompts)} rows.", "file": name}
+            notes |= {"positions": f"Openings of {name}.", "file": name}
         super().__init__(prompts, suite_seed, notes)
 
     def prompts(self) -> list[str]:

@@ -45,7 +45,7 @@ class PolicySuite(PromptSuite[Values]):
     groups = (*rules.SIDES, *rules.PHASES)
 
     def __init__(self, suite_rows: int, suite_seed: int) -> None:
-        sources = {values_line(dataset_file(name)) or "unknown" for name in PACKAGED_DATA}
+        sources = {line for name in PACKAGED_DATA if (line := values_line(dataset_file(name)))}
         items = _balanced(heldout_values(), suite_rows, suite_seed)
         super().__init__(items, suite_seed, {"values": sorted(sources)})
 
