@@ -118,7 +118,7 @@ def test_a_file_made_from_another_says_who_valued_that_one(tmp_path: Path) -> No
     prepare(tmp_path, [MATE], dataset_name=str(first), repairs=["duplicates"])
     said = values_line(str(tmp_path / "out.parquet"))
     assert said == values_line(first) and said.startswith(f"{note['engine']}, {note['limit']}")
-    prepare(tmp_path, [MATE], dataset_name=str(first), synthetic_policy_rows=1, engine_depth=2)
+    prepare(tmp_path, [MATE], dataset_name=str(first), synthetic_policy_rows=1, engine_depth=3)
     new, old = values_line(str(tmp_path / "out.parquet")).split("; ")
     assert old == said and new != old, "the file has rows of both"
 
