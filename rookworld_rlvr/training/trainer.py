@@ -43,10 +43,8 @@ from .preflight import Parity, PreflightCallback
 
 PARTS_STATE = "control_state.json"  # in a checkpoint, what the parts have learnt
 
-_BY_TOKEN = (
-    *(f"clip_ratio/{which}_mean" for which in ("low", "high", "region")),
-    *("cispo_clip_ratio", "entropy"),
-)
+_BY_TOKEN = {f"clip_ratio/{which}_mean" for which in ("low", "high", "region")}
+_BY_TOKEN |= {"cispo_clip_ratio", "entropy"}
 
 
 class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
@@ -331,9 +329,10 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         """Tally by token what TRL logs as a mean of micro-batches, of which some may be empty."""
         metrics, mask = self._metrics["train"], inputs["completion_mask"]
         metrics.pop("policy_loss", None)  # `loss/policy`, in another unit
-        for name in [name for name in _BY_TOKEN if metrics.get(name)]:
-            mean = metrics[name].pop()
-            metrics[name] or metrics.pop(name)  # an empty list would be logged
+        for name in _BY_TOKEN & metrics.keys():
+            (*earlier, mean) = metrics.pop(name)
+            if earlier:  # an empty list would be logged
+                metrics[name] = earlier
             if name != "entropy":
                 self.tally(name, mean * mask.sum(), mask.sum())
         if call.scores is not None and call.scores.entropies is not None:
@@ -478,13 +477,14 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
 
     def settle(self) -> dict[str, Sequence[float]]:
         """Log the means of a step; gives their sums and counts on all processes."""
-        for name in (names := sorted({*gather_object([*self.tallies])})):
+        if not (names := sorted({*gather_object([*self.tallies])})):
+            return {}
+        for name in names:
             self.tally(name, 0, 0)  # what only another process has
-        pairs = [self.accelerator.reduce(self.tallies.pop(name), "sum").tolist() for name in names]
-        self.record(
-            {n: total / count for n, (total, count) in zip(names, pairs, strict=True) if count}
-        )
-        return dict(zip(names, pairs, strict=True))
+        pairs = torch.stack([self.tallies.pop(name) for name in names])
+        sums = dict(zip(names, self.accelerator.reduce(pairs, "sum").tolist(), strict=True))
+        self.record({name: total / count for name, (total, count) in sums.items() if count})
+        return sums
 
     def own_rows(self, items: Any) -> Any:
         """This process's share of a sequence that has all processes' items, process by process."""
