@@ -12,7 +12,7 @@ from datasets import Dataset
 from transformers import Trainer
 
 from ..common.progress import quiet
-from ..common.stats import Estimate, Kind, estimate
+from ..common.stats import Estimate, estimate
 from ..models.decoding import shared
 from ..tasks.metrics import Results, evaluate_completions, headline
 from .answering import decode, score
@@ -168,8 +168,7 @@ class HeldoutEvaluation:
             numbers = shared(answered, partial(score, self.trainer, func), f"held-out rows: {name}")
             self.trainer.reward_guard.failures(len(numbers))
             if values := [number for number in numbers if number is not None]:
-                kind: Kind = "share" if {*values} <= {0, 1} else "amount"
-                found[f"{OWN_REWARDS}{name}"] = estimate(kind, values)
+                found[f"{OWN_REWARDS}{name}"] = estimate("amount", values)
         return found
 
     def _run_suites(self) -> dict[str, float]:

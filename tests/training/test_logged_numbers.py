@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,3 +138,16 @@ def test_the_loss_of_a_resumed_run_is_that_of_its_own_steps(
     resumed.train(resume_from_checkpoint=str(tmp_path / "other" / "checkpoint-3"))
     assert resumed.state.log_history[-1]["train_loss"] == pytest.approx(losses[3], abs=1e-6)
     assert abs(losses[2]) > 1e-4
+
+
+def never(prompts: list[str], **_: Any) -> list[float]:
+    """0; its largest value, of an answer that did not come, may be any number."""
+    return [0.0] * len(prompts)
+
+
+def test_a_reward_of_one_s_own_that_was_always_0_has_no_interval(build: Callable[..., Any]) -> None:
+    trainer = build(reward_funcs=[never], rewards=[{"name": "environment_exact"}], **NOT_KEPT)
+    trainer.evaluate()
+    found = trainer.heldout.results["rewards/never"]
+    assert found.value == 0 and found.n == 16
+    assert all(map(math.isnan, found.interval))
