@@ -324,8 +324,8 @@ def batch_health(
     ...     num_generations=2,
     ...     prompts=["P: "] * 4,
     ... )
-    >>> numbers["health/identical_groups"], numbers["reward/policy"]
-    (0.5, 0.75)
+    >>> numbers["health/identical_groups"], numbers["task/policy"]
+    (0.5, 1.0)
     """
     count = len(completions)
     rewards = rewards.detach().double()
@@ -351,11 +351,7 @@ def batch_health(
         ),
     }
     # A log is the mean over its batches, so those without a task count.
-    numbers |= {f"task/{task}": tasks.count(task) / count for task in TASKS}
-    for task in sorted(set(tasks)):
-        mine = torch.tensor([name == task for name in tasks], device=rewards.device)
-        numbers[f"reward/{task}"] = rewards[mine].nanmean().item()
-    return numbers
+    return numbers | {f"task/{task}": tasks.count(task) / count for task in TASKS}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -156,6 +156,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         assert call.rewards is not None
         prompts = list(self._logs["prompt"])[-len(call.rewards) :: self.num_generations]
         call.tasks = [str(task_of(prompt)) for prompt in prompts]
+        self.record(aggregation.task_rewards(call.rewards, call.tasks))
         for part in self.parts.values():
             part.extend(call, batch)
         # What rounding leaves of equal rewards is 0, so that nothing is computed for such groups.

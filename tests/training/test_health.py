@@ -25,6 +25,7 @@ from rookworld_rlvr.training.health import (
     HealthMonitor,
     batch_health,
 )
+from rookworld_rlvr.training.parts.aggregation import task_rewards
 
 Log = dict[str, Any]
 
@@ -351,8 +352,6 @@ def test_batch_health_by_hand(by_token: bool) -> None:
             "health/unscored": 2 / 6,
             "health/unreadable": 2 / 6,  # the one cut off, and the answer to another task
             "health/reward_constant": 0.0,
-            "reward/environment": 0.75,
-            "reward/policy": 0.0,
             "task/environment": 2 / 6,
             "task/policy": 4 / 6,
             "task/fill_in": 0.0,
@@ -368,4 +367,9 @@ def test_a_fill_in_answer_is_readable_where_it_has_the_form_of_what_is_hidden() 
         torch.zeros(4), torch.zeros(4), texts, ["fill_in"] * 4, 2, prompts=prompts
     )
     assert numbers["health/unreadable"] == 0.5
-    assert numbers["reward/fill_in"] == 0
+
+
+def test_rewards_by_task_leave_out_what_has_none() -> None:
+    rewards = torch.tensor([1.0, 0.5, math.nan, math.nan, 0.0, 0.0])
+    found = task_rewards(rewards, ["environment", "policy", "policy"])
+    assert found == {"reward/environment": 0.75, "reward/policy": 0.0}

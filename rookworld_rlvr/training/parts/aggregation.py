@@ -56,6 +56,13 @@ def trained_advantages(batch: Mapping[str, Any]) -> torch.Tensor:
     return kept / batch.get("row_scale", 1)
 
 
+def task_rewards(rewards: torch.Tensor, tasks: Sequence[str]) -> dict[str, float]:
+    """Mean rewards ``(N,)`` by task, from the tasks of their groups."""
+    groups = rewards.cpu().view(len(tasks), -1)
+    rows = {task: torch.tensor([name == task for name in tasks]) for task in sorted({*tasks})}
+    return {f"reward/{task}": groups[own].nanmean().item() for task, own in rows.items()}
+
+
 def group_metrics(
     sampled: Sampled, size: int, log: Mapping[tuple[str, str], Any], advantages: Sequence[float]
 ) -> dict[str, float]:

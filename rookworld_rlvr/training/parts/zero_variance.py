@@ -142,16 +142,18 @@ class Resample(Part):
         if len(rounds) == 1:
             return sampled
         places = fill(rounds, self._processes)
+        rewards = torch.stack([rounds[n].rewards[row] for n, row in rows_of(places, self._size)])
+        if self._trainer.scale_rewards == "batch":
+            self._rescale(rounds, rewards)
         for key, column in self._trainer.completion_log().items():
             if all(key in one.logs for one in rounds):  # instead of those of the last round
                 column.extend(rounds[n].logs[key][row] for n, row in rows_of(places, self._size))
-        rewards = torch.stack([rounds[n].rewards[row] for n, row in rows_of(places, self._size)])
         return replace(
             sampled,
             tasks=[rounds[number].tasks[index] for number, index in places],
             signal=[rounds[number].signal[index] for number, index in places],
             rows=[row for one in rounds for row in one.rows],
-            batch=self._merged(rounds, places, rewards),
+            batch=self._merged(rounds, places),
             rewards=rewards,
             drawn=[signal for one in rounds for signal in one.signal],
         )
@@ -171,22 +173,21 @@ class Resample(Part):
         own = [trainer.train_dataset[row] for row in trainer.own_rows(rows)]
         return [row for row in own for _ in range(self._size)]
 
-    def _merged(
-        self,
-        rounds: Sequence[Sampled],
-        places: Sequence[tuple[int, int]],
-        rewards: torch.Tensor,
-    ) -> Batch:
-        """This process's batch of the chosen groups, whose completions have these rewards ``(N,)``."""
+    def _rescale(self, rounds: Sequence[Sampled], rewards: torch.Tensor) -> None:
+        """Divide by the deviation of the chosen rewards ``(N,)``; TRL did by that of each round."""
+        whole = deviations(rewards.view(1, -1)) + STD_EPSILON
+        for sampled in rounds:
+            share = ((deviations(sampled.rewards.view(1, -1)) + STD_EPSILON) / whole).item()
+            sampled.batch["advantages"] *= share
+            logged = sampled.logs["advantages", ""]
+            logged[:] = [advantage * share for advantage in logged]
+
+    def _merged(self, rounds: Sequence[Sampled], places: Sequence[tuple[int, int]]) -> Batch:
+        """This process's batch of the chosen groups."""
         trainer = self._trainer
         rank = trainer.accelerator.process_index
         before = [rank * (len(sampled.tasks) // self._processes) for sampled in rounds]
         local = [(number, index - before[number]) for number, index in trainer.own_rows(places)]
-        if trainer.scale_rewards == "batch":  # TRL divided by each round's deviation
-            whole = deviations(rewards.view(1, -1)) + STD_EPSILON
-            for sampled in rounds:
-                own = deviations(sampled.rewards.view(1, -1)) + STD_EPSILON
-                sampled.batch["advantages"] = sampled.batch["advantages"] * (own / whole).squeeze()
         batches = [sampled.batch for sampled in rounds]
         batch = select_groups(batches, local, self._size, trainer.processing_class.pad_token_id)
         counts = {

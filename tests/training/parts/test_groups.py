@@ -122,6 +122,7 @@ def test_what_is_logged_of_samples_is_of_the_batch_s_own_prompts(
     rewards = rounds[0].rewards
     assert logged["reward"] == pytest.approx([rewards.mean().item()])
     assert logged["reward_std"] == pytest.approx([rewards.std().item()])
+    assert logged["reward/policy"] == [0.5] and logged["reward/environment"] == [0.25]
     tokens = sum(
         one.batch[f"{part}_mask"].sum() for one in rounds for part in ("prompt", "completion")
     )
@@ -156,6 +157,8 @@ def test_the_mean_log_prob_counts_tokens_that_are_certain(varied: Any) -> None:
 def test_resampling_fills_the_batch_with_groups_that_carry_signal(varied: Any, scale: str) -> None:
     trainer, batch = varied(zero_variance="resample", scale_rewards=scale)
     assert batch["advantages"].abs().min() > 0.1
+    logged = sorted(list(trainer.completion_log()["advantages", ""])[-32:])
+    assert logged == pytest.approx(sorted(batch["advantages"].tolist()), abs=1e-6)
     assert tasks_in(trainer, batch) == [P] * 32
     numbers = {name: values[-1] for name, values in trainer._metrics["train"].items()}
     assert numbers["zero_variance/trained"] == 0
