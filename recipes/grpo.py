@@ -161,6 +161,7 @@ def main(argv: Sequence[str]) -> None:
     loading.check_lengths(
         model.config, tokenizer, data.prompts(), training_args.max_completion_length
     )
+    model_args.lora_dropout = 0.0  # as the trainer has it
     reward_funcs = open_rewards(training_args.rewards, truth)
     for reward in reward_funcs:
         if hasattr(reward, "check_lengths"):  # a judge

@@ -80,6 +80,9 @@ def check_recipe(*groups: Any) -> list[str]:
         return faults
     if training_args.rewards is None:  # a script gives functions instead
         return faults + check_reward_specs(None)
+    if model_args is not None and model_args.lora_dropout not in (0, ModelConfig.lora_dropout):
+        said = f"lora_dropout: {model_args.lora_dropout} has no effect, as dropout is off; leave it out"
+        faults.append(said)
     judged = tasks_of(training_args.rewards)
     tasks = TASKS.keys() if data_args is None else data_args.tasks
     suites = SUITE_HEADLINES.keys() if suite_args is None else suite_args.suites

@@ -73,7 +73,8 @@ class Metric:
     """What a suite measures.
 
     Args:
-        kind: A ``share`` of items (values 0 and 1) or a ``mean``.
+        kind: A ``share`` of items (values 0 and 1), a ``mean`` of values from 0 to 1, or an ``amount``,
+            which may be any number.
         meaning: One sentence.
     """
 

@@ -100,6 +100,7 @@ class TestFaults:
             ({"disable_dropout": False}, (), ["disable_dropout"]),
             ({"synthetic_rows": None}, (), ["synthetic_rows", "value is missing"]),
             ({"load_in_4bit": True}, (), ["load_in_4bit"]),
+            ({"lora_dropout": 0.3, "use_peft": True}, (), ["lora_dropout: 0.3 has no effect"]),
             (
                 {"lora_r": 8, "use_peft": False},
                 (),

@@ -114,7 +114,10 @@ class PartArguments:
         "median if its rewards spread more than baseline_spread, else its mean).",
     )
     baseline_decay: float = setting(
-        0.9, "For ema: the share of the running mean that each batch keeps.", least=0, below=1
+        0.9,
+        "For ema: the share of the running mean that each batch, or round, keeps.",
+        least=0,
+        below=1,
     )
     baseline_spread: float = setting(
         0.3, "For adaptive: the standard deviation above which the median is used.", above=0
