@@ -196,10 +196,10 @@ def _origin(name: str, hub: str) -> str:
     return f"`{Path(name).name}`" if name else "no data set"
 
 
-def _moves(heldout: Dataset) -> tuple[int, int, int]:
+def _moves(heldout: Dataset) -> tuple[int, float, int]:
     """The lowest, median and highest move number of the held-out positions."""
     numbers = [int(fen.split()[5]) for fen in heldout["fen"]]
-    return min(numbers), statistics.median_low(numbers), max(numbers)
+    return min(numbers), statistics.median(numbers), max(numbers)
 
 
 def _examples(heldout: Dataset) -> list[tuple[str, str]]:
