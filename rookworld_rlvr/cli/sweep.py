@@ -264,13 +264,17 @@ def _end_with_parent() -> None:
 def ranking(sweep: SweepArguments, records: Sequence[Mapping[str, Any]]) -> str:
     """A table with the best trial first, the failed trials with the reason, and the best model."""
     metric: Any = sweep.metric
+    fixed = {key for key, spec in (sweep.parameters or {}).items() if "value" in spec}  # type: ignore
     scored = [record for record in records if "score" in record]
     scored.sort(key=lambda record: record["score"], reverse=metric["goal"] == "maximize")
     wide = max(20, len(metric["name"]) + 2)
     lines = [f"{'rank':>4}{'trial':>11}{metric['name']:>{wide}}{'minutes':>9}   parameters"]
     for rank, record in enumerate(scored, 1):
         head = f"{rank:>4}{record['trial']:>11}{record['score']:>{wide}.4f}"
-        lines += cells(f"{head}{record['minutes']:>9.1f}   ", describe(record["parameters"]))
+        varied = {key: value for key, value in record["parameters"].items() if key not in fixed}
+        lines += cells(
+            f"{head}{record['minutes']:>9.1f}   ", describe(varied or record["parameters"])
+        )
     lines += [f"failed: {r['trial']}, {outcome(r)}" for r in records if "failure" in r]
     if scored:
         best = sweep.trial_folder(0).with_name(scored[0]["trial"])

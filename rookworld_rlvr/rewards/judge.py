@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import pstdev
+from statistics import stdev
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..common.errors import RookWorldError
@@ -263,5 +263,5 @@ class JudgeReward:
             if (right := is_right(prompt, text, by_move)) is not None:
                 log_metric(f"{name}/truth", right)
         if len(texts) > 1:  # scores of one text cannot differ
-            log_metric(f"{name}/std", pstdev(given))
-            log_metric(f"{name}/reward_std", pstdev(map(self._scaled, given)))
+            log_metric(f"{name}/std", stdev(given))
+            log_metric(f"{name}/reward_std", stdev(map(self._scaled, given)))

@@ -203,6 +203,11 @@ def test_the_ranking_goes_by_the_goal_and_scores_no_failure(tmp_path: Path) -> N
     assert best[4] == "failed: trial-003, exit code 1, see x: boom"
     assert best[5:] == [f"best model: {tmp_path / 'trial-001'}, 0.5000 [0.4500, 0.5500]"]
     assert lines("minimize")[1].split()[:3] == ["1", "trial-000", "0.2000"]
+    both = {"seed": {"values": [0, 1, 2]}, "max_steps": {"value": 4}}
+    for record in records[:3]:
+        record["parameters"]["max_steps"] = 4
+    said = ranking(sweep(both, output_dir=str(tmp_path)), records)
+    assert "seed 1" in said and "max_steps" not in said, "only what varies"
 
 
 @pytest.mark.parametrize(

@@ -214,8 +214,8 @@ def test_scales_and_a_batch_s_numbers_by_hand() -> None:
     sigmoid([PROMPT] * 2, [RIGHT, "no"], log_metric=logged.log)
     assert logged == {
         "judge/judge/mean": 2.0,
-        "judge/judge/std": 2.0,
-        "judge/judge/reward_std": pytest.approx((0.98201379 - 0.5) / 2),
+        "judge/judge/std": pytest.approx(math.sqrt(8)),
+        "judge/judge/reward_std": pytest.approx((0.98201379 - 0.5) / math.sqrt(2)),
         "judge/judge/truth": 0.5,
         "judge/judge/too_long": 0.0,
     }
