@@ -49,7 +49,6 @@ from rookworld_rlvr.training.results import (
     ANSWERS_BEFORE,
     EVALUATION,
     HELDOUT_BEFORE,
-    HELDOUT_PASS,
     REPORT,
     RESULTS,
     before_after_table,
@@ -173,7 +172,7 @@ def main(argv: Sequence[str]) -> None:
     changed: list[str] = []
     if state.is_main_process:
         open_folder(output_dir, keep, resolved, quarantine)
-        for name in (HELDOUT_BEFORE, ANSWERS_BEFORE, HELDOUT_PASS):
+        for name in (HELDOUT_BEFORE, ANSWERS_BEFORE):
             if checkpoint and not keep and (checkpoint.parent / name).is_file():
                 shutil.copy(checkpoint.parent / name, output_dir)  # of a run that goes on elsewhere
         keep_log(output_dir)
@@ -210,7 +209,7 @@ def main(argv: Sequence[str]) -> None:
         use_dashboard(trainer, truth)
     trainer.heldout.before = before  # None: it is measured when training begins
     if training_args.pass_samples and checkpoint:
-        trainer.heldout.right = starting_counts(training_args)
+        trainer.heldout.right = starting_counts(training_args, checkpoint.parent)
     trainer.heldout.suites = suites
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     interrupt.leave_if_stopped(output_dir)

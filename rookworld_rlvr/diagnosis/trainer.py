@@ -152,9 +152,11 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         """New samples of the step's prompts at multiples of their temperature, with their rewards."""
         notes: list[dict[str, Any]] = []
         hows = self.samplings([row["prompt"] for row in self.prompts])
+        # The same on all processes, which sample together if the weights are sharded.
+        every = [self.sampling] if self.task_samplings is None else self.task_samplings.values()
         for times in TEMPERATURES:
             rows, texts = [], []
-            for how in dict.fromkeys(hows):
+            for how in dict.fromkeys(every):
                 own = [row for row, its in zip(self.prompts, hows, strict=True) if its == how]
                 asked = own * TEMPERATURE_SAMPLES
                 decoding = Decoding("sampled", how.temperature * times, how.top_k, how.top_p)

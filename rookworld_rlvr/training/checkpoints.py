@@ -230,6 +230,7 @@ class WholeCheckpoints:
             kept["_buffered_inputs"] = self._buffered_inputs
         folder.mkdir(parents=True, exist_ok=True)
         saved = {"batches": sizes, "threads": torch.get_num_threads(), "kept": kept}
+        saved["carried"] = self.accelerator.reduce(self._tr_loss.detach().clone(), "mean").item()
         torch.save(saved, self._between_file(folder))
 
     def load_between(self, folder: Path) -> None:
@@ -249,7 +250,7 @@ class WholeCheckpoints:
                 _fill(getattr(self, name), value)
             else:
                 setattr(self, name, value)
-        self._total_loss_scalar = -float(self._tr_loss)  # of steps before the restart
+        self._total_loss_scalar = -saved.get("carried", 0.0)  # of steps before the restart
 
 
 class _GoingOn(TrainerCallback):

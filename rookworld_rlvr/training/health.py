@@ -344,7 +344,6 @@ def batch_health(
         "health/advantage_std": flat.std().item() if flat.numel() > 1 else 0.0,
         "health/advantage_range": (flat.max() - flat.min()).item(),
         "health/identical_groups": sum(len(texts) == 1 for texts in groups) / len(groups),
-        "health/unscored": 1 - scored.numel() / count,
         "health/unreadable": sum(not read[answer] for answer in answers) / count,
         "health/reward_constant": float(
             scored.numel() > 1 and (scored.min() == scored.max()).item()

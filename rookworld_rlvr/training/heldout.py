@@ -59,8 +59,8 @@ class HeldoutEvaluation:
     def evaluate(self, rows: Any, prefix: str) -> dict[str, float]:
         """Evaluate, log the metrics and tell the callbacks; see `run`.
 
-        A run that is resumed in its own folder was evaluated before its first step, so the evaluation
-        at its start is left out.
+        A run that goes on from a checkpoint was evaluated before its first step, so the evaluation at
+        its start is left out.
         """
         trainer = self.trainer
         at_start = trainer.is_in_train and trainer.state.global_step == self.resumed_at

@@ -98,12 +98,12 @@ def keep_counts(args: Any, right: Measured) -> None:
     write_counts(Path(args.output_dir) / HELDOUT_PASS, settings, right)
 
 
-def starting_counts(args: Any) -> dict[str, Mapping[str, RightCounts]]:
-    """The counts from before the first step of the run that goes on in a folder; empty without any.
+def starting_counts(args: Any, run: Path) -> dict[str, Mapping[str, RightCounts]]:
+    """The counts from before the first step of the run in a folder, which goes on; empty without any.
 
     Those of another number of samples are left out, because they could not be compared.
     """
-    path = Path(args.output_dir) / HELDOUT_PASS
+    path = run / HELDOUT_PASS
     if not path.is_file():
         return {}
     settings, measured = read_counts(path)

@@ -157,6 +157,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         prompts = list(self._logs["prompt"])[-len(call.rewards) :: self.num_generations]
         call.tasks = [str(task_of(prompt)) for prompt in prompts]
         self.record(aggregation.task_rewards(call.rewards, call.tasks))
+        self.record({"health/unscored": call.rewards.isnan().cpu().double().mean().item()})
         for part in self.parts.values():
             part.extend(call, batch)
         # What rounding leaves of equal rewards is 0, so that nothing is computed for such groups.

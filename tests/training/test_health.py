@@ -349,7 +349,6 @@ def test_batch_health_by_hand(by_token: bool) -> None:
             "health/advantage_std": math.sqrt(6 / 17 if by_token else 2 / 5),
             "health/advantage_range": 2.0,
             "health/identical_groups": 1 / 3,
-            "health/unscored": 2 / 6,
             "health/unreadable": 2 / 6,  # the one cut off, and the answer to another task
             "health/reward_constant": 0.0,
             "task/environment": 2 / 6,
