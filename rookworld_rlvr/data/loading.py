@@ -66,9 +66,8 @@ HELDOUT_SHARE = 0.1
 """Share of positions; it includes the test positions of the evaluation suites."""
 
 
-EVAL_QUARANTINE = (
-    ".eval.jsonl"  # ends the name of the file of malformed rows of `eval_dataset_name`
-)
+# Ends the name of the file of malformed rows of `eval_dataset_name`.
+EVAL_QUARANTINE = ".eval.jsonl"
 
 
 FEWEST_HELDOUT = 100
@@ -89,9 +88,7 @@ class DataReport:
     overlap: int = 0  # positions in both splits; loading fails unless it is 0
     left_out: Counter[str] = field(default_factory=Counter)  # rows by task that is not trained
     shared: int = 0  # rows not trained on because eval_dataset_name has their positions
-    withheld: int = (
-        0  # rows neither trained on nor measured: of held-out positions, beside eval_dataset_name
-    )
+    withheld: int = 0  # rows of held-out positions, not measured as there is an eval_dataset_name
     unlabelled: int = 0  # policy rows without action values
     values: str = ""  # who valued the moves, if the data set says so
 

@@ -74,9 +74,8 @@ KIND_SHARES, FIELD_SHARES, PAIR_SHARES = (_SHARES[name] for name in ("kinds", "f
 """Default shares of kinds of synthetic rows, of hidden fields, and of kinds of a judge's pairs."""
 
 
-PROVENANCE_KEY = (
-    b"rookworld_rlvr"  # in a Parquet file's metadata, beside the key that datasets writes
-)
+# In a Parquet file's metadata, beside the key that datasets writes.
+PROVENANCE_KEY = b"rookworld_rlvr"
 
 
 Row = dict[str, Any]
@@ -206,7 +205,5 @@ def values_line(path: str | Path | None) -> str:
     while note is not None:
         if note["engine"] is not None:
             said.append(f"{note['engine']}, {note['limit']}, {note['date']}")
-        note = note[
-            "dataset_provenance"
-        ]  # of the file that it was made from, whose values it keeps
+        note = note["dataset_provenance"]  # of the file that it was made from: it keeps the values
     return "; ".join(dict.fromkeys(said))
