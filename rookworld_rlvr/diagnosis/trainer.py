@@ -24,7 +24,7 @@ from ..models.decoding import Decoding
 from ..tasks.metrics import Results
 from ..tasks.registry import TASKS
 from ..training.answering import decode, score
-from ..training.parts.aggregation import Loss, aggregate, weighted
+from ..training.parts.aggregation import Loss, aggregate, sampled_rows, weighted
 from ..training.parts.part import Batch
 from ..training.parts.sampling import rollout
 from ..training.preflight import measure_parity, mixed_length_prompts, preflight_tolerance
@@ -252,18 +252,15 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
                 again = {**inputs, "old_per_token_logps": before if old is None else old}
                 loss = super().loss(network, again)
                 assert loss.call.scores is not None
-                mask = inputs["completion_mask"]
-                if "taught" in inputs:  # these are to move
-                    mask = mask * ~inputs["taught"].unsqueeze(1)
+                # Taught answers are to move.
+                mask = inputs["completion_mask"] * sampled_rows(inputs)
                 moved += ((loss.call.scores.logps.detach() - before).abs() * mask).sum().item()
                 tokens += int(mask.sum())
                 for name, term in loss.terms.items() if gradients and parameters else ():
                     flat = torch.cat([slope.flatten() for slope in slopes_of(term, parameters)])
                     pulls[name] = pulls.get(name, 0) + flat
             self.settle()
-            numbers = {
-                name: sum(values) / len(values) for name, values in metrics.items() if values
-            }
+            numbers = {name: sum(values) / len(values) for name, values in metrics.items()}
         local = torch.tensor([moved, tokens], device=self.accelerator.device)
         moved, tokens = self.accelerator.reduce(local, "sum").tolist()
         numbers["drift"] = moved / max(1, tokens)
