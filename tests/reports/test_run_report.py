@@ -188,7 +188,7 @@ def test_the_page_tells_the_run(one: Path) -> None:
     assert "<small>p = " in drawn
     assert drawn.count('class="band') == 11, "one a share"
     assert "chosen by these rows, so its numbers are a little too good" in drawn
-    run.config["load_best_model_at_end"] = False
+    run.config = {**run.config, "load_best_model_at_end": False}
     assert "chosen by these rows" not in page([run])
     assert "<code>B</code> &amp; 40%" in drawn, "the health log"
     assert not run.missing and 'id="missing"' not in drawn
