@@ -13,7 +13,6 @@ from pathlib import Path
 
 from huggingface_hub import HfApi
 
-from rookworld_rlvr.cli.checks import check_prepare_recipe
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.errors import RookWorldError
@@ -33,7 +32,7 @@ GROUPS = [PrepareArguments]
 
 def main(argv: Sequence[str]) -> None:
     parser = StrictParser(GROUPS)
-    (args,) = parser.parse_strictly(argv, check_prepare_recipe)
+    (args,) = parser.parse_strictly(argv)
     output = Path(args.output_file)
     check_writable(output)
     was_there, quarantine_file = output.exists(), output.with_suffix(".quarantine.jsonl")

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import TrainingArguments
 from trl import ModelConfig
@@ -21,9 +20,6 @@ from ..rewards.registry import check_reward_specs, tasks_of
 from ..tasks.registry import TASKS
 from ..training.config import RookWorldGRPOConfig
 from ..training.run_folder import foreign_faults
-
-if TYPE_CHECKING:
-    from ..data.prepare import PrepareArguments
 
 
 def check_sft_recipe(*groups: Any) -> list[str]:
@@ -125,23 +121,3 @@ def compared_metrics(args: RookWorldGRPOConfig) -> list[tuple[str, str]]:
         ("metric_for_best_model", str(args.metric_for_best_model)),
         *(("guard", str(metric)) for metric in guard),
     ]
-
-
-def check_cluster(args: PrepareArguments) -> list[str]:
-    """Faults of `cluster` and `cluster_options`, and packages or programs that are missing for them."""
-    if args.cluster is None:
-        return []
-    if find_spec("datatrove") is None:
-        return [f"cluster: {args.cluster!r} needs datatrove; install 'rookworld-rlvr[cluster]'"]
-    from ..data.cluster import option_faults  # it imports datatrove
-
-    assert not isinstance(args.cluster_options, str)  # it has been read as JSON
-    return option_faults(args.cluster, args.cluster_options or {})
-
-
-def check_prepare_recipe(args: PrepareArguments | None) -> list[str]:
-    """Faults of a recipe for preparing data that its dataclass cannot know of."""
-    faults = check_cluster(args) if args is not None else []
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        faults.append("num_processes: prepare is one process; give engine_workers")
-    return faults
