@@ -53,14 +53,15 @@ class Progress(tqdm):  # type: ignore[misc]
         Progress._open -= 1
         self.close()
 
-    def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Called by tqdm when it is time to."""
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+        """Called by tqdm when it is time to; whether there is something to clear."""
         if self.total and self.n > self.total:
             self.bar_format = _LINE_WITHOUT_TOTAL  # more than were expected
         if self._is_bar:
-            super().display(msg, pos)
-        elif msg is None:
+            return bool(super().display(msg, pos))
+        if msg is None:
             print(self, file=sys.stderr, flush=True)
+        return False
 
 
 def quiet(wanted: bool) -> AbstractContextManager[object]:

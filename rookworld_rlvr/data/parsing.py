@@ -10,6 +10,7 @@ import json
 import logging
 import operator
 import random
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
@@ -59,6 +60,10 @@ def raw_rows(args: SourceArguments) -> Iterator[Row]:
                 and column not in row
                 and (column != "text" or row.keys().isdisjoint(COLUMNS))
             ):
+                if len(row) == 1 and (mark := re.search("[;\t|]", *row)):
+                    raise RookWorldError(
+                        f"{args.dataset_name!r} has {mark[0]!r} between columns; write it with commas"
+                    )
                 raise RookWorldError(
                     f"no column {column!r} in {args.dataset_name!r}; found: {', '.join(row)}. Name the "
                     "column that holds the rows in text_column, or give columns prompt and completion, "
