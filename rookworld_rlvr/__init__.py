@@ -18,10 +18,16 @@ __version__ = "0.2.0.dev0"
 if os.environ.pop(terminal.STARTS, "") or os.path.basename(*sys.argv[:1] or [""]) == "rookworld":
     terminal.watch_ctrl_c()
 
+_PACKAGES = ("data", "models", "rewards", "training")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), "RookWorld", *_PACKAGES]
+
 
 def __getattr__(name: str) -> Any:
     if name == "RookWorld":
         return importlib.import_module(".inference.model", __name__).RookWorld
-    if name in ("data", "models", "rewards", "training"):
+    if name in _PACKAGES:
         return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -105,7 +105,9 @@ class StrictParser(TrlParser):
             raise SystemExit(0)
         self._faults = []
         (_, strays), *given = options(argv)
-        self._faults += [f"command line: {word!r} belongs to no --key" for word in strays]
+        self._faults += [
+            f"command line: {word!r} belongs to no --key{self._meant(word)}" for word in strays
+        ]
         configs = [words for key, words in given if key == "config"]
         path = find_recipe(" ".join(configs[-1])) if configs else None
         default = self._read_yaml(self.default_config)
@@ -188,6 +190,16 @@ class StrictParser(TrlParser):
     # --------------------------------------------------------------------------------------------
     # Values
     # --------------------------------------------------------------------------------------------
+    def _meant(self, word: str) -> str:
+        """A clause with the key of a file or a folder that stands alone on the command line."""
+        kinds = {
+            "run": Path.is_dir,
+            "model_name_or_path": Path.is_dir,
+            "dataset_name": Path.is_file,
+        }
+        keys = [key for key, is_it in kinds.items() if key in self.actions and is_it(Path(word))]
+        return f"; write --{keys[0]} {word}" if keys else ""
+
     def _read_yaml(self, path: Path | None) -> dict[str, Any]:
         if path is None:
             return {}

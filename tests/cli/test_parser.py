@@ -142,6 +142,14 @@ def test_a_list_may_be_given_as_words() -> None:
         grpo().parse_strictly(["learning_rate=1e-5"])
 
 
+def test_the_key_of_a_file_or_folder_that_stands_alone_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("")
+    for path, key in ((file, "dataset_name"), (tmp_path, "model_name_or_path")):
+        with pytest.raises(ConfigurationError, match=f"; write --{key} {path}"):
+            grpo().parse_strictly([str(path)])
+
+
 @pytest.mark.parametrize(
     ("name", "line", "fault"),
     [

@@ -38,6 +38,8 @@ def test_every_reward_is_a_function_of_the_module() -> None:
         assert func.__name__ == name  # TRL logs it under this name
         assert said.meaning in func.__doc__ and f"Range: {said.range}." in func.__doc__
         assert pickle.loads(pickle.dumps(func)) is func
+    package = importlib.import_module("rookworld_rlvr")
+    assert all(name in dir(package) for name in ("RookWorld", "rewards", "training"))
 
 
 def test_a_plain_name_is_a_reward_with_its_defaults() -> None:
