@@ -14,6 +14,7 @@ from ..rewards.registry import known_rewards, open_rewards
 from ..rewards.trial import rewards_of
 from ..tasks.registry import TASKS
 from ..tasks.task import Task
+from ..tasks.types import values_by_move
 
 ROWS_SHOWN = 3
 
@@ -40,8 +41,9 @@ def dry_run_text(
                 if row["task"] == name
                 and (not task.needs_values or row["action_values"] or row["completion"])
             )
-            rows = list(islice(known, ROWS_SHOWN))
-            batch = [(row, *answer) for row in rows for answer in _answers(task, row, rows)]
+            rows = list(islice(known, 10 * ROWS_SHOWN))
+            shown = rows[:ROWS_SHOWN]
+            batch = [(row, *answer) for row in shown for answer in _answers(task, row, rows)]
             answered, texts = [row for row, *_ in batch], [text for *_, text in batch]
             rewards = rewards_of(answered, texts, funcs, runner) if batch else {}
             for at, (row, kind, text) in enumerate(batch):
@@ -59,8 +61,10 @@ def _answers(
     task: Task, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[str, str]]:
     """A right answer, a wrong one (the right one to another row), and a part of the right one."""
-    reference = task.reference(row)
-    others = (text for other in rows if (text := task.reference(other)) != reference)
+    reference, values = task.reference(row), values_by_move(row["action_values"])
+    texts = (text for other in rows if (text := task.reference(other)) != reference)
+    scored = ((text, task.score(row["prompt"], text, values)) for text in texts)
+    others = (text for text, score in scored if score is None or not task.is_right(score))
     parts = (reference[:end] for end in range(len(reference) // 3, 0, -1))
     broken = (part for part in parts if not task.is_readable(row["prompt"], part))
     answers = (reference, next(others, ""), next(broken, ""))

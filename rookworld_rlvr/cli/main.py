@@ -142,6 +142,7 @@ def first_line(script: Path, given: Mapping[str, Sequence[str]]) -> str:
     if recipe.get("learning_rate") != content.get("learning_rate"):
         model = line["model_name_or_path"]
         what = f"no --config is given, so {model} is trained with TRL's defaults"
+        what += f" (--config {file.stem} is the packaged model's recipe)"
     name = recipe.get("name", "sweep") if script.stem == "sweep" else file.stem
     folder = line.get("output_dir") or recipe.get("output_dir", f"runs/{name}")
     return what if script.stem == "diagnose" else f"{what}; output in {folder}"

@@ -236,7 +236,11 @@ class StrictParser(TrlParser):
         if value is None and NoneType not in allowed:
             self._faults.append(f"{where}: {key}: the value is missing; give one, or leave it out")
         elif is_text and is_to_convert:
-            words = [str(item).lower() if isinstance(item, bool) else str(item) for item in items]
+            said = {
+                True: "true",
+                False: "no" if "no" in (self.actions[key].choices or ()) else "false",
+            }
+            words = [said[item] if isinstance(item, bool) else str(item) for item in items]
             self._read_option(key, words, values, where)
         else:
             values[key] = value

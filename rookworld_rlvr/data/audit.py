@@ -278,7 +278,7 @@ def findings(result: Counts) -> Iterator[tuple[str, str]]:
                     bounds.get("repair", ""),
                 )
     if result["repeated"]:
-        yield f"{result['repeated']:,} rows with the prompt of an earlier one", "duplicates"
+        yield f"rows with the prompt of an earlier one: {result['repeated']:,}", "duplicates"
 
 
 def repair_command(result: Counts, repairs: Sequence[str]) -> str:

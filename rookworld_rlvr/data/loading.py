@@ -88,7 +88,7 @@ class DataReport:
     overlap: int = 0  # positions in both splits; loading fails unless it is 0
     left_out: Counter[str] = field(default_factory=Counter)  # rows by task that is not trained
     shared: int = 0  # rows not trained on because eval_dataset_name has their positions
-    withheld: int = 0  # rows of held-out positions, not measured as there is an eval_dataset_name
+    withheld: int = 0  # held-out rows that are not measured: over heldout_rows, or others are
     unlabelled: int = 0  # policy rows without action values
     values: str = ""  # who valued the moves, if the data set says so
 
@@ -111,7 +111,7 @@ class DataReport:
             ("duplicates dropped", self.duplicates),
             ("environment answers replaced by the rules'", self.corrected),
             ("not trained on, as their positions are in eval_dataset_name", self.shared),
-            ("not trained on, as heldout_share holds them out", self.withheld),
+            ("held out, but not measured", self.withheld),
             ("policy rows without action_values, which measuring needs", self.unlabelled),
         ):
             if rows:
@@ -263,7 +263,9 @@ def load_data(
             if rules.position_key(row["fen"]) not in apart
             and not is_held_out(row["fen"], args.heldout_share)
         ]
-    heldout = first_of_each_task(heldout, args.heldout_rows)
+    measured = first_of_each_task(heldout, args.heldout_rows)
+    report.withheld += len(heldout) - len(measured)
+    heldout = measured
     report.train.update(row["task"] for row in train)
     report.heldout.update(row["task"] for row in heldout)
     report.overlap = len(_positions(train) & _positions(heldout))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import re
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -39,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _answer(args: argparse.Namespace) -> Iterator[str]:
     board = chess.Board(read_position(" ".join(args.fen)))
-    for move in args.moves:
+    for move in re.sub(r"\d+\.+", " ", " ".join(args.moves)).split():  # without move numbers
         board.push(read_legal_move(board, move))
     fen = board.fen()
     if args.move is not None:

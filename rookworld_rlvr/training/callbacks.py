@@ -145,6 +145,11 @@ class ShortProgressCallback(ProgressCallback):
             self.training_bar = tqdm(total=state.max_steps, dynamic_ncols=True, disable=hidden)
         self.current_step = 0
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        super().on_step_end(args, state, control, **kwargs)
+        # The last steps have a log of their own if there are fewer of them than logging_steps.
+        control.should_log |= state.global_step >= state.max_steps
+
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:

@@ -137,7 +137,7 @@ _GRPO_BOUNDS = {
     "num_generations_eval": Bounds(least=1),
     "num_iterations": Bounds(least=1),
     "repetition_penalty": Bounds(above=0),
-    "scale_rewards": Bounds(among=("group", "batch", "none", "True", "False")),
+    "scale_rewards": Bounds(among=("group", "batch", "none")),
     "temperature": Bounds(above=0),
     "top_k": Bounds(least=0),
     "top_p": Bounds(above=0, most=1),
@@ -262,6 +262,9 @@ class RookWorldGRPOConfig(
     def __post_init__(self) -> None:
         if self.load_best_model_at_end is None:
             self.load_best_model_at_end = "no" not in (self.eval_strategy, self.save_strategy)
+        switched = {"true": "group", "false": "none"}  # TRL takes booleans, a recipe's come as text
+        given = self.scale_rewards  # type: ignore[has-type]
+        self.scale_rewards = switched.get(str(given).lower(), given)
         super().__post_init__()
 
     def faults(self) -> list[str]:

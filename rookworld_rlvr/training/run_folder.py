@@ -206,7 +206,7 @@ def open_provenance(
     source = truth.labeller.source if truth is not None and truth.labeller is not None else None
     session = {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(sys.argv),
+        "command": shlex.join(["python", *sys.argv]),
         "processes": processes,
         "resumed_from": str(resumed_from) if resumed_from is not None else None,
         "from_step": 0,

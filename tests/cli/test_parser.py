@@ -151,6 +151,22 @@ def test_the_key_of_a_file_or_folder_that_stands_alone_is_named(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("scale_rewards: false", "none"),
+        ("scale_rewards: True", "group"),
+        ("scale_rewards: 'False'", "none"),
+        ("eval_strategy: no", "no"),
+    ],
+)
+def test_booleans_are_what_trl_or_a_reader_of_the_recipe_takes_them_for(
+    line: str, value: str, tmp_path: Path
+) -> None:
+    (tmp_path / "recipe.yaml").write_text(f"{line}\nmodel_name_or_path: rookworld-nano\n")
+    assert value_of(line.split(":")[0], "--config", str(tmp_path / "recipe.yaml")) == value
+
+
+@pytest.mark.parametrize(
     ("name", "line", "fault"),
     [
         ("recipe", "max_steps: ten", "recipe.yaml: .*max_steps.*: invalid int value: 'ten'"),

@@ -134,7 +134,9 @@ def test_the_first_line_names_recipe_and_folder(elsewhere: Path) -> None:
     assert said("--dataset_name rows.jsonl").endswith("output in runs/grpo-rows")
     (elsewhere / "ours.yaml").write_text("name: mine\n")
     assert said("--config ours.yaml", "sweep").endswith("output in runs/mine")
-    assert said("--model_name_or_path ann/big").endswith("TRL's defaults; output in runs/grpo-big")
+    assert said("--model_name_or_path ann/big").endswith(
+        "packaged model's recipe); output in runs/grpo-big"
+    )
 
 
 def values_of(script: str, *words: str) -> tuple[dict[str, Any], set[str]]:

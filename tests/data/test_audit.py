@@ -326,7 +326,7 @@ def test_every_finding_names_a_check_and_its_repair(audited: Any) -> None:
     [
         (white(9, moves="g2g4 e2e4"), "M names an illegal move: White 5.3% of 19", "policy"),
         (KINDS["en passant"], "contradicts python-chess: White 100.0% of 1", "environment"),
-        (E5, "1 rows with the prompt of an earlier one", "duplicates"),
+        (E5, "rows with the prompt of an earlier one: 1", "duplicates"),
         (labelled(black(1, "5.0 3.9")), "error of E, in pawns: Black 3.50 of 1", "policy"),
         (labelled(black(1, "-1.0 -0.9")), "E has the right sign: Black 0.0% of 1", "policy"),
         (labelled(black(1, best="f7f5")), "best of its five: Black 0.0% of 1", "best_move"),

@@ -176,11 +176,20 @@ def small(command: str, words: list[str], folder: Path) -> list[str]:
 def run_page(words: list[str], folder: Path) -> bool:
     """The page, which is served until it is interrupted."""
     command = [sys.executable, "-m", MODULES["web"], *words]
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as page:
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # not so in the background
+    ) as page:
         assert page.stdout is not None
         said = [line for _, line in zip(range(2), page.stdout, strict=False)]
         page.send_signal(signal.SIGINT)
-        assert page.wait(timeout=60) == 130
+        try:
+            assert page.wait(timeout=60) == 130
+        finally:
+            page.kill()
     assert "the page is at http://127.0.0.1:" in said[-1], said
     return True
 

@@ -25,7 +25,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 # Positions
 # --------------------------------------------------------------------------------------------------
 def test_an_opening_gets_moves_with_evaluations(capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, "--moves", "e4", "e7e5", "Nf3")
+    text = said(capsys, "--moves", "1.e4", "e7e5", "2.", "Nf3")
     board = chess.Board()
     for move in ("e4", "e5", "Nf3"):
         board.push_san(move)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,6 @@ def test_a_model_that_can_do_nothing_is_named_at_step_0_and_a_run_s_end_is_evalu
     assert "step 0 warning nothing_parses: 0%" in said and "run rookworld sft first" in said
     assert "step     1  held-out  overall" in done.stdout
     assert "model: run (step 1 of 1)" in done.stdout
+    history = json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
+    (last,) = [log for log in history if "learning_rate" in log]
+    assert last["step"] == 1 and {"loss", "grad_norm"} <= last.keys(), "fewer than logging_steps"

@@ -268,7 +268,7 @@ def part_faults(args: Any) -> list[str]:
         ),
         "baseline: ema gives advantages to groups of equal rewards, too, which scale_rewards: group "
         "would divide by almost 0; set scale_rewards: batch, or none": args.baseline == "ema"
-        and str(args.scale_rewards) in ("group", "True"),
+        and args.scale_rewards == "group",
         "advantage_estimator: gae has one advantage per token, and loss_type: vespo needs one per "
         "completion; change either": args.advantage_estimator == "gae"
         and args.loss_type == "vespo",
