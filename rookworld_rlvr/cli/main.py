@@ -130,10 +130,10 @@ def _content(file: Path) -> dict[str, Any]:
 
 
 def first_line(script: Path, given: Mapping[str, Sequence[str]]) -> str:
-    """The recipe that a command is about to use, and its folder; empty if it has no usual recipe."""
+    """The recipe that a command is about to use, and its folder; empty if it will soon say more."""
     default = re.search(r"^RECIPE = .*\"(.*\.yaml)\"", script.read_text("utf-8"), re.M)
     if default is None:
-        return ""
+        return "loading …" if script.stem in ("evaluate", "export") else ""
     line = {key: values[-1] for key, values in given.items() if values}
     file = find_recipe(line["config"]) if "config" in line else script.with_name(default[1])
     content = _content(file)

@@ -129,6 +129,7 @@ def test_the_first_line_names_recipe_and_folder(elsewhere: Path) -> None:
         "recipe grpo_nano, as no --config is given; output in runs"
     )
     assert "output" not in said("", "diagnose")
+    assert said("", "evaluate") == "loading …" and said("", "report") == ""
     assert said("--output_dir mine").endswith("output in mine")
     assert said("--config grpo_mixed").endswith("grpo_mixed.yaml; output in runs/grpo_mixed")
     assert said("--dataset_name rows.jsonl").endswith("output in runs/grpo-rows")
