@@ -9,6 +9,7 @@ If a run was stopped, start it again: it continues where it was.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from huggingface_hub import HfApi
@@ -30,9 +31,21 @@ from rookworld_rlvr.data.sources import read_provenance
 GROUPS = [PrepareArguments]
 
 
+def check_cluster(args: PrepareArguments | None) -> list[str]:
+    """Faults of `cluster` and its options, and packages or programs that are missing for them."""
+    if args is None or args.cluster is None:
+        return []
+    if find_spec("datatrove") is None:
+        return [f"cluster: {args.cluster!r} needs datatrove; install 'rookworld-rlvr[cluster]'"]
+    from rookworld_rlvr.data.cluster import option_faults  # it imports datatrove
+
+    assert not isinstance(args.cluster_options, str)  # it has been read as JSON
+    return option_faults(args.cluster, args.cluster_options or {})
+
+
 def main(argv: Sequence[str]) -> None:
     parser = StrictParser(GROUPS)
-    (args,) = parser.parse_strictly(argv)
+    (args,) = parser.parse_strictly(argv, check_cluster)
     output = Path(args.output_file)
     check_writable(output)
     was_there, quarantine_file = output.exists(), output.with_suffix(".quarantine.jsonl")

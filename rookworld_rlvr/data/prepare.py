@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -144,18 +143,7 @@ class PrepareArguments(PositionArguments, RowArguments, LabelArguments):
             faults.append(f"hub_dataset_id: {self.hub_dataset_id!r} is not a Hub id (owner/name)")
         if os.environ.get("WORLD_SIZE", "1") != "1":
             faults.append("num_processes: prepare is one process; give engine_workers")
-        return faults + self._cluster_faults()
-
-    def _cluster_faults(self) -> list[str]:
-        """Faults of `cluster` and its options, and packages or programs that are missing for them."""
-        if self.cluster is None:
-            return []
-        if find_spec("datatrove") is None:
-            return [f"cluster: {self.cluster!r} needs datatrove; install 'rookworld-rlvr[cluster]'"]
-        from .cluster import option_faults  # it imports datatrove
-
-        assert not isinstance(self.cluster_options, str)  # it has been read as JSON
-        return option_faults(self.cluster, self.cluster_options or {})
+        return faults
 
 
 # --------------------------------------------------------------------------------------------------

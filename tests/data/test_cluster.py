@@ -283,5 +283,5 @@ def test_faults_of_the_options_are_reported_together(
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rookworld_rlvr.data.prepare.find_spec", lambda name: None)
+    monkeypatch.setattr(recipe("prepare_data"), "find_spec", lambda name: None)
     assert "needs datatrove; install 'rookworld-rlvr[cluster]'" in faults(tmp_path, *on_tasks(1))
