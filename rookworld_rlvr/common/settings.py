@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import json
 import operator
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
 from types import MappingProxyType, NoneType, UnionType
@@ -129,6 +130,8 @@ def key_faults(record: Any) -> list[str]:
                 continue
             if isinstance(value, str) and _form(hint) is list:
                 value = [value]
+        value = _with_numbers(value)
+        if value != getattr(record, name):
             setattr(record, name, value)
         faults += value_faults(name, value, hint, bounds)
     return faults
@@ -136,9 +139,28 @@ def key_faults(record: Any) -> list[str]:
 
 def _structure(text: str) -> Any:
     try:
-        return json.loads(text)  # YAML 1.1 reads 1e-4 as text
+        return json.loads(text)
     except json.JSONDecodeError:
         return yaml.safe_load(text)
+
+
+_EXPONENT = r"[-+]?\d{1,3}(\.\d*)?[eE][-+]?\d{1,2}"  # no commit's hash
+
+
+def _with_numbers(value: Any) -> Any:
+    """The same with numbers in mappings that YAML 1.1 reads as text.
+
+    >>> _with_numbers([{"weight": "5e-1", "name": "a"}, "1e-4"])
+    [{'weight': 0.5, 'name': 'a'}, '1e-4']
+    """
+    if isinstance(value, dict):
+        return {
+            key: float(item)
+            if isinstance(item, str) and re.fullmatch(_EXPONENT, item)
+            else _with_numbers(item)
+            for key, item in value.items()
+        }
+    return [*map(_with_numbers, value)] if isinstance(value, list) else value
 
 
 def record_faults(kind: type, given: Mapping[Any, Any], where: str) -> list[str]:

@@ -174,7 +174,7 @@ def print_short_lines(trainer: Trainer) -> None:
 
 def _line(state: Any, logs: Mapping[str, Any]) -> list[str]:
     """The most telling numbers of a step, if possible in one line; none if the log has none of them."""
-    names = _SHOWN if "reward" in logs else _SUPERVISED
+    names = _SHOWN if {"reward", "loss/policy"} & logs.keys() else _SUPERVISED
     shown = [f"{name} {logs[name]:.4g}" for name in names if logs.get(name) is not None]
     return cells(f"step {state.global_step:>5}/{state.max_steps}  ", shown) if shown else []
 

@@ -157,10 +157,11 @@ def test_the_key_of_a_file_or_folder_that_stands_alone_is_named(tmp_path: Path) 
         ("scale_rewards: True", "group"),
         ("scale_rewards: 'False'", "none"),
         ("eval_strategy: no", "no"),
+        ("task_shares: {policy: 9e-1, environment: 1e-1}", {"policy": 0.9, "environment": 0.1}),
     ],
 )
-def test_booleans_are_what_trl_or_a_reader_of_the_recipe_takes_them_for(
-    line: str, value: str, tmp_path: Path
+def test_what_yaml_reads_otherwise_than_people_is_what_they_mean(
+    line: str, value: object, tmp_path: Path
 ) -> None:
     (tmp_path / "recipe.yaml").write_text(f"{line}\nmodel_name_or_path: rookworld-nano\n")
     assert value_of(line.split(":")[0], "--config", str(tmp_path / "recipe.yaml")) == value
