@@ -26,11 +26,6 @@ def check_sft_recipe(*groups: Any) -> list[str]:
     """Faults of a recipe for supervised fine-tuning, from several dataclasses together."""
     *_, model_args, training_args = groups
     faults = check_output(training_args)
-    faults += [
-        f"{key}: this training is measured before and after it, not on its way; leave it out"
-        for key in ("eval_strategy", "eval_steps")
-        if getattr(training_args, key, None) not in (None, "no")
-    ]
     return faults if model_args is None else faults + check_model_arguments(model_args)
 
 
