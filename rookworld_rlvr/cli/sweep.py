@@ -105,7 +105,7 @@ class SweepArguments(Checked):
             faults.append("parameters: output_dir: every trial has its own folder; leave it out")
         return faults + [
             f"parameters: {key}: {spec!r} is not supported; give value, a list of values, or, unless "
-            "method is grid, the numbers min and max (1.0e-6, not 1e-6) with distribution "
+            "method is grid, the numbers min and max with distribution "
             f"{', '.join(_RANGES)}"
             for key, spec in self.parameters.items()
             if not _is_supported(spec, self.method)

@@ -173,7 +173,7 @@ def test_faults_of_a_sweep_file(keys: dict[str, Any], reason: str) -> None:
         "{min: 0.0, max: 1.0, q: 0.1}",
         "{distribution: int_uniform, min: 0, max: 1.5}",
         "{distribution: log_uniform_values, min: 0, max: 1}",
-        "{min: '1e-6', max: 1.0}",
+        "{min: low, max: 1.0}",
     ],
 )
 def test_faults_of_a_distribution(spec: str) -> None:
