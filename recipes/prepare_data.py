@@ -8,6 +8,7 @@ If a run was stopped, start it again: it continues where it was.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,9 +32,17 @@ from rookworld_rlvr.data.sources import read_provenance
 GROUPS = [PrepareArguments]
 
 
-def check_cluster(args: PrepareArguments | None) -> list[str]:
+def check_start(args: PrepareArguments | None) -> list[str]:
+    """Faults of how it is started, which the keys' dataclass cannot know of."""
+    faults = check_cluster(args) if args is not None else []
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        faults.append("num_processes: prepare is one process; give engine_workers")
+    return faults
+
+
+def check_cluster(args: PrepareArguments) -> list[str]:
     """Faults of `cluster` and its options, and packages or programs that are missing for them."""
-    if args is None or args.cluster is None:
+    if args.cluster is None:
         return []
     if find_spec("datatrove") is None:
         return [f"cluster: {args.cluster!r} needs datatrove; install 'rookworld-rlvr[cluster]'"]
@@ -45,7 +54,7 @@ def check_cluster(args: PrepareArguments | None) -> list[str]:
 
 def main(argv: Sequence[str]) -> None:
     parser = StrictParser(GROUPS)
-    (args,) = parser.parse_strictly(argv, check_cluster)
+    (args,) = parser.parse_strictly(argv, check_start)
     output = Path(args.output_file)
     check_writable(output)
     was_there, quarantine_file = output.exists(), output.with_suffix(".quarantine.jsonl")

@@ -41,7 +41,7 @@ def dry_run_text(
                 if row["task"] == name
                 and (not task.needs_values or row["action_values"] or row["completion"])
             )
-            rows = list(islice(known, 10 * ROWS_SHOWN))
+            rows = list(islice(known, 10 * ROWS_SHOWN))  # some to take a wrong answer from
             shown = rows[:ROWS_SHOWN]
             batch = [(row, *answer) for row in shown for answer in _answers(task, row, rows)]
             answered, texts = [row for row, *_ in batch], [text for *_, text in batch]

@@ -139,7 +139,7 @@ def key_faults(record: Any) -> list[str]:
 
 def _structure(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text)  # YAML 1.1 reads 1e-4 as text, in lists too
     except json.JSONDecodeError:
         return yaml.safe_load(text)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import os
 import shutil
 import tempfile
 from collections import Counter
@@ -141,16 +140,12 @@ class PrepareArguments(PositionArguments, RowArguments, LabelArguments):
             )
         if self.hub_dataset_id is not None and self.hub_dataset_id.count("/") != 1:
             faults.append(f"hub_dataset_id: {self.hub_dataset_id!r} is not a Hub id (owner/name)")
-        if os.environ.get("WORLD_SIZE", "1") != "1":
-            faults.append("num_processes: prepare is one process; give engine_workers")
         return faults
 
 
 # --------------------------------------------------------------------------------------------------
 # Counts
 # --------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class PrepareReport:
     """What was done, counted."""
