@@ -181,10 +181,12 @@ def choose(board: chess.Board, reply: Reply[PolicyAnswer]) -> Choice:
     """
     if reply.record is None:
         return no_answer(board, f"the model's answer cannot be read ({reply.fault})")
-    candidates = _candidates(board, reply.record)
     best = legal_move(board, reply.record.best_move)
     if best is not None:
-        return Choice(best, candidates.get(best))
+        names = (reply.record.best_move, best.uci())
+        said = zip(reply.record.moves, reply.record.evaluations, strict=False)
+        return Choice(best, next((pawns for name, pawns in said if name in names), None))
+    candidates = _candidates(board, reply.record)
     fault = f"the model's best move {reply.record.best_move} is illegal"
     if not candidates:
         return no_answer(board, f"{fault}, and none of its candidates can be played")
