@@ -279,14 +279,20 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         if not self.has_reference:
             return None
         rows = (ids, mask, length, temperatures, self.args.per_device_train_batch_size)
+        with self.phase("reference"), self.reference() as network:
+            return self.log_probs(network, *rows).logps
+
+    @contextmanager
+    def reference(self) -> Iterator[Any]:
+        """The starting model: a copy, or the policy with its adapters off."""
         kwargs = self.args.gradient_checkpointing_kwargs
-        with self.phase("reference"), disable_gradient_checkpointing(self.model, kwargs):
-            if self.ref_model is not None:
-                return self.log_probs(self.ref_model, *rows).logps
-            network = self.accelerator.unwrap_model(self.model)
-            adapter = "ref" if "ref" in network.peft_config else None
-            with use_adapter(network, adapter_name=adapter):
-                return self.log_probs(self.model, *rows).logps
+        with ExitStack() as around:
+            around.enter_context(disable_gradient_checkpointing(self.model, kwargs))
+            if self.ref_model is None:
+                network = self.accelerator.unwrap_model(self.model)
+                adapter = "ref" if "ref" in network.peft_config else None
+                around.enter_context(use_adapter(network, adapter_name=adapter))
+            yield self.model if self.ref_model is None else self.ref_model
 
     # --------------------------------------------------------------------------------------------
     # Loss, update, run

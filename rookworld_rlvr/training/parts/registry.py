@@ -179,6 +179,21 @@ class PartArguments:
         least=0,
     )
 
+    # What the start knew of other tasks, kept by distillation from it
+    keep_coef: float = setting(
+        0.0,
+        "Coefficient of the KL from the start to the policy over the whole vocabulary, in nats a token, "
+        "on right answers to prompts of keep_rows. 0 leaves it out.",
+        least=0,
+    )
+    keep_rows: dict[str, int] | str | None = setting(
+        None,
+        "Training rows of each task that keep_coef takes in every forward pass, {environment: 32}.",
+        among=TASKS,
+        of="task",
+        least=1,
+    )
+
     # Advantages by token, from a value head
     advantage_estimator: Literal["group", "gae"] = setting(
         "group",
@@ -274,6 +289,10 @@ def part_faults(args: Any) -> list[str]:
         and args.loss_type == "vespo",
         "sft_extra: sft_coef: 0 ignores it; set sft_coef, or leave sft_extra out": args.sft_extra
         and not args.sft_coef,
+        "keep_coef: it needs keep_rows, {environment: 32}, and keep_rows needs it; give both or "
+        "neither": bool(args.keep_coef) != bool(args.keep_rows),
+        "keep_coef: it needs the starting model beside the policy; set beta above 0": args.keep_coef
+        and not args.beta,
         "sft_extra: its prompts are not sampled, which does not go with zero_variance: resample; leave "
         "either out": args.sft_extra and args.zero_variance == "resample",
         "guard: the last checkpoint would be kept, whatever it loses; leave out what says so "
@@ -348,6 +367,7 @@ _PARTS: dict[str, tuple[str, Callable[[Any, PartArguments], Any]]] = {
         "all_moves.AllMoves",
         lambda _, args: args.expected_score_coef or args.soft_moves_coef,
     ),
+    "distillation": ("distillation.Distillation", lambda _, args: args.keep_coef),
     "prompt_sampler": (
         "prompt_sampler.PromptSampling",
         lambda _, args: args.task_phases or args.sft_extra or args.zero_variance == "resample",

@@ -59,6 +59,9 @@ def faults(**options: Any) -> list[str]:
             {"sft_coef": 0.1, "sft_extra": 2, "zero_variance": "resample"},
             "sft_extra: its prompts are not sampled",
         ),
+        ({"keep_coef": 1.0, "beta": 0.1}, "needs keep_rows"),
+        ({"keep_rows": {"policy": 4}}, "give both or neither"),
+        ({"keep_coef": 1.0, "keep_rows": {"policy": 4}, "beta": 0}, "set beta above 0"),
         ({**GUARD, "load_best_model_at_end": False}, "would be kept, whatever it loses"),
     ],
 )
