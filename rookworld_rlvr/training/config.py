@@ -13,22 +13,10 @@ from trl import GRPOConfig, RewardConfig, SFTConfig
 
 from ..common.errors import ConfigurationError, close_matches
 from ..common.files import folder_faults
-from ..common.settings import (
-    Bounds,
-    Check,
-    bounded,
-    key_faults,
-    setting,
-    with_default,
-)
+from ..common.settings import Bounds, Check, bounded, key_faults, setting, with_default
 from ..models.decoding import ANSWER_TOKENS
 from ..rewards.registry import check_reward_specs, specs_of
-from .parts.registry import (
-    PartArguments,
-    metric_faults,
-    part_faults,
-    settled_part_faults,
-)
+from .parts.registry import PartArguments, metric_faults, part_faults, settled_part_faults
 
 
 # --------------------------------------------------------------------------------------------------
@@ -196,12 +184,7 @@ class TrainingDefaults:
 
 @bounded(**_TRAINING_BOUNDS, **_GRPO_BOUNDS)
 @dataclass
-class RookWorldGRPOConfig(
-    PartArguments,
-    MeasurementArguments,
-    TrainingDefaults,
-    GRPOConfig,
-):
+class RookWorldGRPOConfig(PartArguments, MeasurementArguments, TrainingDefaults, GRPOConfig):
     """`trl.GRPOConfig` with RookWorld's defaults, and keys of our own beside TRL's.
 
     The keys of the trainer's parts are in `training.parts.registry`.

@@ -60,10 +60,7 @@ class History:
         self.series: dict[str, list[tuple[int, float]]] = {}
 
     def update(
-        self,
-        step: int,
-        logs: Mapping[str, Any],
-        details: Mapping[str, str] | None = None,
+        self, step: int, logs: Mapping[str, Any], details: Mapping[str, str] | None = None
     ) -> None:
         """Add one log."""
         self.step = step
@@ -409,10 +406,7 @@ class HealthMonitor:
         self._watches = {name: _Watch() for name in RULES}
 
     def observe(
-        self,
-        step: int,
-        logs: Mapping[str, Any],
-        details: Mapping[str, str] | None = None,
+        self, step: int, logs: Mapping[str, Any], details: Mapping[str, str] | None = None
     ) -> list[Finding]:
         """Judge one log, of training or of a held-out evaluation.
 
