@@ -13,7 +13,7 @@ from datasets import Dataset
 from torch.utils.data import Sampler
 from transformers import TrainerCallback
 
-Batch = dict[str, torch.Tensor]
+Batch = dict[str, Any]  # columns as tensors or lists
 
 
 class Rows(NamedTuple):

@@ -179,19 +179,24 @@ def groups_together(batches: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
     TRL shuffles the rows of a generation before it splits them into micro-batches, which scatters the
     groups. Prompts keep the shuffled order of their first rows. The number of micro-batches stays.
     """
-    if len(batches) == 1 or any(isinstance(value, list) for value in batches[0].values()):
+    if len(batches) == 1:
         return list(batches)
-    whole = {
-        key: torch.cat([batch[key] for batch in batches])
-        for key, value in batches[0].items()
-        if torch.is_tensor(value) and value.dim()
-    }
+    whole: dict[str, Any] = {}
+    for key, value in batches[0].items():
+        if isinstance(value, list):
+            whole[key] = [item for batch in batches for item in batch[key]]
+        elif torch.is_tensor(value) and value.dim():
+            whole[key] = torch.cat([batch[key] for batch in batches])
     _, prompt_of = distinct_rows(whole["prompt_ids"], whole["prompt_mask"])
     prompts = list(dict.fromkeys(prompt_of.tolist()))  # in the order of their first rows
     turn = torch.tensor([prompts.index(prompt) for prompt in prompt_of.tolist()])
     order = turn.argsort(stable=True).to(prompt_of.device)
+
+    def at(column: Any, rows: torch.Tensor) -> Any:
+        return [column[row] for row in rows] if isinstance(column, list) else column[rows]
+
     return [
-        {**batch, **{key: column[rows] for key, column in whole.items()}}
+        {**batch, **{key: at(column, rows) for key, column in whole.items()}}
         for batch, rows in zip(batches, order.chunk(len(batches)), strict=True)
     ]
 

@@ -19,10 +19,10 @@ from trl.trainer.utils import pad
 from .aggregation import MEAN_OVER_ROWS, STD_EPSILON, deviations, on_all
 from .part import Batch, Part, Sampled
 
-# Masks and the number of their tokens on all processes.
+# Columns and their sums over all processes.
 _COUNTED = {
     "completion_mask": "num_items_in_batch",
-    "answer_mask": "answer_items",
+    "answer_tokens": "answer_items",
     "moves_rows": "moves_items",
 }
 MOST_EXTRA = 4  # prompts that may replace others, as a multiple of those in a batch
@@ -91,17 +91,19 @@ def select_groups(
 
     Prompts are padded on the left, completions and their per-token values on the right.
     """
-    merged = {}
+    merged: Batch = {}
     for key, first in batches[0].items():
-        if first.dim() == 0:
+        if torch.is_tensor(first) and first.dim() == 0:
             merged[key] = first
             continue
         rows = [batches[number][key][row] for number, row in rows_of(chosen, generations)]
-        if first.dim() == 1:
+        if isinstance(first, list):
+            merged[key] = rows
+        elif first.dim() == 1:
             merged[key] = torch.stack(rows)
-            continue
-        fill_with = pad_token_id if key in ("prompt_ids", "completion_ids") else 0
-        merged[key] = pad(rows, fill_with, "left" if key.startswith("prompt_") else "right")
+        else:
+            fill_with = pad_token_id if key in ("prompt_ids", "completion_ids") else 0
+            merged[key] = pad(rows, fill_with, "left" if key.startswith("prompt_") else "right")
     return merged
 
 
