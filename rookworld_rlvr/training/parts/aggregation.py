@@ -74,21 +74,15 @@ def group_metrics(
         log: The log of the completions that are trained on, see `Sampled.logs`.
         advantages: Those of all processes that are trained on, see `trained_advantages`.
     """
-    numbers: dict[str, float] = {
+    numbers = {
         "zero_variance/sampled": 1 - sum(sampled.drawn) / len(sampled.drawn),
         "zero_variance/trained": 1 - torch.tensor(sampled.signal).float().mean().item(),
         "zero_variance/extra_prompts": len(sampled.drawn) - len(sampled.signal),
     }
     tasks = [task for task in sampled.tasks for _ in range(size)]
-    numbers |= batch_health(
-        sampled.rewards.cpu(),
-        torch.tensor(advantages or [0.0]),
-        list(log["completion", ""]),
-        tasks,
-        size,
-        prompts=list(log["prompt", ""]),
-    )
-    return numbers
+    texts, prompts = list(log["completion", ""]), list(log["prompt", ""])
+    trained = torch.tensor(advantages or [0.0])
+    return numbers | batch_health(sampled.rewards.cpu(), trained, texts, tasks, size, prompts)
 
 
 # --------------------------------------------------------------------------------------------------
