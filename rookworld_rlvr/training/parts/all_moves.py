@@ -42,11 +42,8 @@ class AllMoves(Part):
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer)
         self._texts: list[str] = []
-        for network in trainer.networks():
-            if reason := obstacle(trainer, network):
-                raise RookWorldError(
-                    f"expected_score_coef, soft_moves_coef: {reason}; leave them out"
-                )
+        if reason := obstacle(trainer):
+            raise RookWorldError(f"expected_score_coef, soft_moves_coef: {reason}; leave them out")
 
     def after_sampling(
         self, call: Call, ids: list[list[int]], texts: list[str], logps: list[Any] | None

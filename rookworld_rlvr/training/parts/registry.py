@@ -330,6 +330,16 @@ def settled_part_faults(args: Any, processes: int) -> list[str]:
 # --------------------------------------------------------------------------------------------------
 # Which parts are there
 # --------------------------------------------------------------------------------------------------
+def _shares_prompts(trainer: Any, args: PartArguments) -> bool:
+    """Whether the trainer's networks can share prompts; a line says so if they cannot."""
+    from .shared_prompts import obstacle
+
+    if reason := obstacle(trainer):
+        said = f"prompts are not shared: {reason}; each row is scored whole, as TRL does"
+        trainer.accelerator.print(said)
+    return not reason
+
+
 # Each part's file and class, and whether a trainer with these keys has it; only then it is imported.
 # Parts are made, and do what they do, in this order: advantages before what moves them to other terms,
 # and shared prompts after the readers of hidden states.
@@ -339,7 +349,7 @@ _PARTS: dict[str, tuple[str, Callable[[Any, PartArguments], Any]]] = {
     "advantages": ("advantages.Baseline", lambda _, args: args.baseline != "group_mean"),
     "value_head": ("value_head.ValueHead", lambda _, args: args.advantage_estimator == "gae"),
     "vllm": ("vllm.VLLM", lambda trainer, _: trainer.args.use_vllm),
-    "shared_prompts": ("shared_prompts.SharedPrompts", lambda *_: True),
+    "shared_prompts": ("shared_prompts.SharedPrompts", _shares_prompts),
     "resample": ("zero_variance.Resample", lambda _, args: args.zero_variance == "resample"),
     "skip": ("zero_variance.Skip", lambda _, args: args.zero_variance == "skip"),
     "teaching": ("teaching.Teaching", lambda _, args: args.zero_variance == "teach"),
@@ -361,14 +371,14 @@ _PARTS: dict[str, tuple[str, Callable[[Any, PartArguments], Any]]] = {
 def parts_of(trainer: Any) -> dict[str, Part]:
     """The parts that a trainer's arguments ask for, by name."""
     args = arguments_of(trainer.args)
-    found: dict[str, Part | None] = {}
+    found: dict[str, Part] = {}
     for name, (path, is_on) in _PARTS.items():
         if is_on(trainer, args):
             file, kind = path.split(".")
-            found[name] = getattr(import_module(f"{__package__}.{file}"), kind).of(trainer)
+            found[name] = getattr(import_module(f"{__package__}.{file}"), kind)(trainer)
     for name in args.parts_from:
-        found[name] = load_own_class(name, "parts_from", Part).of(trainer)
-    return {name: part for name, part in found.items() if part is not None}
+        found[name] = load_own_class(name, "parts_from", Part)(trainer)
+    return found
 
 
 def sampler_starts(args: Any, model: str | PreTrainedModel) -> AbstractContextManager[None]:

@@ -221,17 +221,6 @@ class SharedPrompts(Part):
             body.register_forward_hook(self._to_rows, prepend=True)
             body.register_forward_hook(self._to_tokens)
 
-    @classmethod
-    def of(cls, trainer: Any) -> SharedPrompts | None:
-        """The part, if the trainer's networks allow it."""
-        for network in trainer.networks():
-            if reason := obstacle(trainer, network):
-                trainer.accelerator.print(
-                    f"prompts are not shared: {reason}; each row is scored whole, as TRL does"
-                )
-                return None
-        return cls(trainer)
-
     def together(self, batches: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         return groups_together(batches)
 
@@ -324,19 +313,23 @@ class SharedPrompts(Part):
         return rows
 
 
-def obstacle(trainer: Any, network: torch.nn.Module) -> str | None:
-    """Why a network cannot share prompts, as the start of a sentence; None if it can."""
-    model = language_model(network)
-    name, attends_by = type(model).__name__, trainer.attention_of(model)
-    layers = DynamicCache(config=model.config.get_text_config()).layers
-    reasons = {
-        "this has not been tried with DeepSpeed": trainer.is_deepspeed_enabled,
-        f"{name} has its own attention": attends_by is None,
-        f"the attention is {attends_by!r}, not 'sdpa'": attends_by != "sdpa",
-        f"{name} has layers that do not attend to all earlier tokens": any(
-            type(layer) is not DynamicLayer for layer in layers
-        ),
-        "the adapters add tokens to the prompts": adds_tokens(network),
-        "the routers' loss counts the tokens of whole rows": trainer.aux_loss_enabled,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+def obstacle(trainer: Any) -> str | None:
+    """Why a trainer's networks cannot share prompts, as the start of a sentence; None if they can."""
+    for network in trainer.networks():
+        model = language_model(network)
+        name, attends_by = type(model).__name__, trainer.attention_of(model)
+        layers = DynamicCache(config=model.config.get_text_config()).layers
+        reasons = {
+            "this has not been tried with DeepSpeed": trainer.is_deepspeed_enabled,
+            f"{name} has its own attention": attends_by is None,
+            f"the attention is {attends_by!r}, not 'sdpa'": attends_by != "sdpa",
+            f"{name} has layers that do not attend to all earlier tokens": any(
+                type(layer) is not DynamicLayer for layer in layers
+            ),
+            "the adapters add tokens to the prompts": adds_tokens(network),
+            "the routers' loss counts the tokens of whole rows": trainer.aux_loss_enabled,
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                return reason
+    return None
