@@ -203,14 +203,12 @@ def check_layout(trainer: Any, checkpoint: str) -> None:
     Raises:
         ConfigurationError: A run with another way of sharding has written it.
     """
-    ours = "plainly"
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        ours = "with FSDP" if trainer.is_fsdp_enabled else "with DeepSpeed"
-    folder = Path(checkpoint)
+    sharded = "with FSDP" if trainer.is_fsdp_enabled else "with DeepSpeed"
+    ours = sharded if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled else "plainly"
     found = [
         layout
         for layout, files in _OPTIMISERS.items()
-        if any(path for name in files for path in folder.glob(name))
+        if any(path for name in files for path in Path(checkpoint).glob(name))
     ]
     if found and ours not in found:
         raise ConfigurationError(
@@ -310,33 +308,25 @@ def changed_keys(checkpoint: Path, resolved: str) -> dict[str, list[Any]]:
 
 def _refusal(checkpoint: Path, refused: Changes) -> str:
     run = checkpoint.parent
-    remedy = "give these keys their earlier values, or start a new run"
-    if (checkpoint / "config.json").is_file():  # not of adapters alone
-        remedy += (
+    lines = [f"  - {key}: was {words(was)}, is {words(now)}" for key, (was, now) in refused.items()]
+    how = f"; the checkpoint holds adapters alone, {run} the merged model of a finished run"
+    if (checkpoint / "config.json").is_file():
+        how = (
             " from its weights, by adding to your command: "
             f"--config {quote(str(run / RESOLVED_CONFIG))} --resume_from_checkpoint false "
             f"--model_name_or_path {quote(str(checkpoint))} --output_dir {quote(f'{run}-2')}"
         )
-    else:
-        remedy += f"; the checkpoint holds adapters alone, {run} the merged model of a finished run"
-    lines = [f"  - {key}: was {words(was)}, is {words(now)}" for key, (was, now) in refused.items()]
-    return "\n".join(
-        [
-            f"resume_from_checkpoint: {checkpoint} was trained with other values of keys that must stay "
-            "while a run goes on:",
-            *lines,
-            remedy,
-        ]
+    return (
+        f"resume_from_checkpoint: {checkpoint} was trained with other values of keys that must stay "
+        "while a run goes on:\n"
+        + "\n".join([*lines, f"give these keys their earlier values, or start a new run{how}"])
     )
 
 
 def sessions_of(run: Path) -> list[dict[str, Any]]:
     """The starts of a run, from its ``provenance.json``; none if there is no such file."""
     path = run / PROVENANCE
-    found: list[dict[str, Any]] = []
-    if path.is_file():
-        found = json.loads(path.read_text(encoding="utf-8"))["sessions"]
-    return found
+    return json.loads(path.read_text(encoding="utf-8"))["sessions"] if path.is_file() else []
 
 
 # --------------------------------------------------------------------------------------------------

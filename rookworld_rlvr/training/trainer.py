@@ -149,7 +149,6 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         call = Call(rows=inputs, temperatures=temperatures)
         with self.within(call, beta=float(self.has_reference)):
             batch = super()._generate_and_score_completions(inputs)
-        assert call.rewards is not None
         prompts = list(self._logs["prompt"])[-len(call.rewards) :: self.num_generations]
         call.tasks = [str(task_of(prompt)) for prompt in prompts]
         self.record(aggregation.task_rewards(call.rewards, call.tasks))

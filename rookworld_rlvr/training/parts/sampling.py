@@ -152,7 +152,6 @@ class TaskSampling(Part):
 
     def extend(self, call: Call, batch: Batch) -> None:
         """Add the rows' temperatures."""
-        assert call.temperatures is not None
         batch["temperature"] = call.temperatures
 
     def _scale_hidden_states(self, module: torch.nn.Module, args: Any, output: Any) -> Any:
