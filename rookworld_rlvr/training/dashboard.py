@@ -69,13 +69,7 @@ class WandbDashboard(WandbCallback):
         self.tables = TableInterval()
 
     def on_log(
-        self,
-        args: Any,
-        state: Any,
-        control: Any,
-        model: Any = None,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
         if not state.is_world_process_zero or not logs or wandb.run is None:
             return
@@ -127,11 +121,7 @@ def use_dashboard(trainer: Any, truth: PolicyTruth) -> None:
 
 
 def configure_wandb(
-    output_dir: Path,
-    resume: bool,
-    tasks: Sequence[str] = (),
-    model: str | None = None,
-    group: str | None = None,
+    output_dir: Path, resume: bool, tasks: Sequence[str], model: str | None, group: str | None
 ) -> str:
     """Set W&B up by its environment variables, so that it never asks, never fails and resumes a run.
 

@@ -205,13 +205,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     # Scoring
     # --------------------------------------------------------------------------------------------
     def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        ids: torch.Tensor,
-        mask: torch.Tensor,
-        length: int,
-        *args: Any,
-        **kwargs: Any,
+        self, model: Any, ids: torch.Tensor, mask: torch.Tensor, length: int, **kwargs: Any
     ) -> Scores:
         """Score rows as the parts have them, each at its temperature; keep the scores."""
         call = self.call or Call()
@@ -219,7 +213,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         for part in self.parts.values():
             asked.append(part.before_scoring(call, asked[-1]))
         with self.phase("reference") if call.inputs is None else nullcontext():
-            scores = self.log_probs(model, *asked[-1], *args, **kwargs)
+            scores = self.log_probs(model, *asked[-1], **kwargs)
         for part, rows in zip(reversed(self.parts.values()), reversed(asked), strict=False):
             scores = part.after_scoring(call, rows, scores)
         call.scores = scores
@@ -349,12 +343,11 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     def save_more(self, folder: Path) -> None:
         """Save the parts' states with each checkpoint, so that a resumed run continues them."""
         if self.args.should_save:
-            state = {
-                key: value for part in self.parts.values() for key, value in part.state().items()
-            }
-            (folder / PARTS_STATE).write_text(json.dumps(state) + "\n")
+            state: dict[str, Any] = {}
             for part in self.parts.values():
+                state |= part.state()
                 part.save_in(folder)
+            (folder / PARTS_STATE).write_text(json.dumps(state) + "\n")
 
     def load_more(self, folder: Path | None) -> None:
         """Load what `save_more` saved, and remember where a run goes on."""

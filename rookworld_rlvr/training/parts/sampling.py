@@ -83,10 +83,7 @@ def needs_generate(trainer: Any) -> bool:
 
 
 def draw(
-    trainer: Any,
-    prompts: Sequence[Sequence[int]],
-    rows: Sequence[Sampling],
-    keep_logps: bool = False,
+    trainer: Any, prompts: Sequence[Sequence[int]], rows: Sequence[Sampling], keep_logps: bool
 ) -> Drawn:
     """Draw one completion per prompt with a trainer's policy, each with its own settings; see `decode`.
 
