@@ -63,9 +63,7 @@ def _token_faults(value: str, name: str) -> list[str]:
 def _steps_faults(value: int, name: str) -> list[str]:
     if value == -1 or value >= 1:
         return []
-    return [
-        f"{name}: {value} is not a number of steps; give at least 1, or -1 to use num_train_epochs"
-    ]
+    return [f"{name}: {value} is no number of steps; give at least 1, or -1 for num_train_epochs"]
 
 
 def _hub_strategy_faults(value: Any, name: str) -> list[str]:
@@ -263,7 +261,7 @@ class RookWorldGRPOConfig(PartArguments, MeasurementArguments, TrainingDefaults,
         faults = check_reward_specs(specs)
         if self.reward_weights is not None:  # type: ignore[has-type]
             faults.append(
-                "reward_weights: leave it out, and give each reward its weight under `rewards`"
+                "reward_weights: leave it out; each reward has its weight under `rewards`"
             )
         if not faults:
             self.reward_weights = [float(spec.get("weight", 1.0)) for spec in specs]

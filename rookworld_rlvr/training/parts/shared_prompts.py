@@ -297,9 +297,8 @@ class SharedPrompts(Part):
         needed = [part.scored(inputs) for part in with_term]
         moved_by_entropy = trainer.use_adaptive_entropy or trainer.entropy_coef != 0
         # With a quantile below 1, all rows decide which tokens count.
-        if not self.leaves_out_idle or moved_by_entropy or trainer.top_entropy_quantile < 1:
-            return None
-        if any(rows is None for rows in needed):
+        all_count = moved_by_entropy or trainer.top_entropy_quantile < 1
+        if not self.leaves_out_idle or all_count or any(rows is None for rows in needed):
             return None
         advantages = inputs["advantages"]
         rows: torch.Tensor = (advantages.view(advantages.size(0), -1) == 0).all(1)

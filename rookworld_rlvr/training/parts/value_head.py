@@ -180,6 +180,5 @@ class ValueHead(Part):
     def load_from(self, checkpoint: Path) -> None:
         """Load the head from a checkpoint, unless it is sharded with the model."""
         trainer, path = self._trainer, checkpoint / VALUE_HEAD_FILE
-        is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-        if path.is_file() and not is_sharded:
+        if path.is_file() and not (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
             self.head.load_state_dict(safetensors.torch.load_file(path))

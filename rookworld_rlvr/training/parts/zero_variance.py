@@ -164,14 +164,12 @@ class Resample(Part):
         """This process's rows of the next round; empty if nothing is missing or the bound is reached."""
         trainer = self._trainer
         local = len(rounds[0].tasks) // self._processes
-        count = next_round(rounds, self._processes, math.ceil(MOST_EXTRA * local))
+        count = next_round(rounds, self._processes, MOST_EXTRA * local)
         if not count:
             return []
         seen = {prompt for sampled in rounds for prompt in sampled.logs["prompt", ""]}
         step = trainer.state.global_step
-        rows = trainer.prompt_sampler.extra(
-            count * self._processes, step, len(rounds), exclude=seen
-        )
+        rows = trainer.prompt_sampler.extra(count * self._processes, step, len(rounds), seen)
         own = [trainer.train_dataset[row] for row in trainer.own_rows(rows)]
         return [row for row in own for _ in range(self._size)]
 
