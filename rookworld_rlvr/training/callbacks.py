@@ -206,8 +206,7 @@ def heldout_lines(step: int, results: Mapping[str, float]) -> list[str]:
 class TableInterval:
     """Which logs come with tables: those every `TABLE_STEPS` steps, and the last one; once a step."""
 
-    def __init__(self) -> None:
-        self._made: int | None = None  # the step of the latest tables
+    _made: int | None = None  # the step of the latest tables
 
     def due(self, trainer: Any, logs: Mapping[str, Any]) -> bool:
         """Whether tables belong to a log, which is then taken to have them.

@@ -127,7 +127,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         return self.prompt_sampler or super()._get_train_sampler(dataset)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Replace groups without signal, use our advantages, and add the reference's log-probs."""
+        """Replace groups without signal, and use our advantages."""
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         return self.sample(inputs)
