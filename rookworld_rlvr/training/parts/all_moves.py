@@ -22,7 +22,7 @@ from ...tasks.registry import TASKS, task_of
 from ...tasks.task import Task
 from .aggregation import on_all, per_item
 from .part import Batch, Call, Part
-from .shared_prompts import obstacle
+from .registry import obstacle
 from .teaching import truth_of
 
 # Of the soft targets, in win probability: a move that keeps so much less than the best has 1 / e of its

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal
 
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from ...common.errors import ConfigurationError
 from ...common.own import load_own_class
 from ...common.settings import Bounds, each, record_faults, setting, share_bounds, value_faults
 from ...evaluation.registry import SUITE_HEADLINES
+from ...models.decoding import adds_tokens, language_model
 from ...tasks.metrics import training_metrics, unknown_metric
 from ...tasks.registry import TASKS
 from ...tasks.task import Sampling
@@ -330,10 +332,30 @@ def settled_part_faults(args: Any, processes: int) -> list[str]:
 # --------------------------------------------------------------------------------------------------
 # Which parts are there
 # --------------------------------------------------------------------------------------------------
+def obstacle(trainer: Any) -> str | None:
+    """Why a trainer's networks cannot share prompts, as the start of a sentence; None if they can."""
+    for network in trainer.networks():
+        model = language_model(network)
+        name, attends_by = type(model).__name__, trainer.attention_of(model)
+        layers = DynamicCache(config=model.config.get_text_config()).layers
+        reasons = {
+            "this has not been tried with DeepSpeed": trainer.is_deepspeed_enabled,
+            f"{name} has its own attention": attends_by is None,
+            f"the attention is {attends_by!r}, not 'sdpa'": attends_by != "sdpa",
+            f"{name} has layers that do not attend to all earlier tokens": any(
+                type(layer) is not DynamicLayer for layer in layers
+            ),
+            "the adapters add tokens to the prompts": adds_tokens(network),
+            "the routers' loss counts the tokens of whole rows": trainer.aux_loss_enabled,
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                return reason
+    return None
+
+
 def _shares_prompts(trainer: Any, args: PartArguments) -> bool:
     """Whether the trainer's networks can share prompts; a line says so if they cannot."""
-    from .shared_prompts import obstacle
-
     if reason := obstacle(trainer):
         said = f"prompts are not shared: {reason}; each row is scored whole, as TRL does"
         trainer.accelerator.print(said)

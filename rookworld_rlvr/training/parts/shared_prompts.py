@@ -19,11 +19,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AttentionInterface, DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from ...models.decoding import adds_tokens, language_model
 from .part import Call, Part, Rows, Scores
 from .sampling import backbone
 
@@ -310,25 +308,3 @@ class SharedPrompts(Part):
             lengths = inputs["completion_mask"].sum(1)
             rows[lengths.where(lengths > 0, lengths.max() + 1).argmin()] = False
         return rows
-
-
-def obstacle(trainer: Any) -> str | None:
-    """Why a trainer's networks cannot share prompts, as the start of a sentence; None if they can."""
-    for network in trainer.networks():
-        model = language_model(network)
-        name, attends_by = type(model).__name__, trainer.attention_of(model)
-        layers = DynamicCache(config=model.config.get_text_config()).layers
-        reasons = {
-            "this has not been tried with DeepSpeed": trainer.is_deepspeed_enabled,
-            f"{name} has its own attention": attends_by is None,
-            f"the attention is {attends_by!r}, not 'sdpa'": attends_by != "sdpa",
-            f"{name} has layers that do not attend to all earlier tokens": any(
-                type(layer) is not DynamicLayer for layer in layers
-            ),
-            "the adapters add tokens to the prompts": adds_tokens(network),
-            "the routers' loss counts the tokens of whole rows": trainer.aux_loss_enabled,
-        }
-        for reason, holds in reasons.items():
-            if holds:
-                return reason
-    return None
