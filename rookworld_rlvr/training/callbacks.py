@@ -99,13 +99,13 @@ class StopOnInterrupt(TrainerCallback):
         return int(asked)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
+        now, name = time.monotonic(), signal.Signals(number).name
         if not self._has_begun:
-            _say(f"{_name(number)} before the first step: nothing to save")
+            _say(f"{name} before the first step: nothing to save")
             _end(number)
         if not self._asked:
             self._asked, self._asked_at = number, now
-            _say(f"{_name(number)}: stopping after this step; Ctrl-C stops at once")
+            _say(f"{name}: stopping after this step; Ctrl-C stops at once")
         elif number == signal.SIGINT and now - self._asked_at > _TOGETHER_S:
             _end(number)
 
@@ -113,10 +113,6 @@ class StopOnInterrupt(TrainerCallback):
 def _end(number: int) -> None:
     """Leave the training loop from within a signal's handler."""
     raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
-
-
-def _name(number: int) -> str:
-    return "interrupted" if number == signal.SIGINT else signal.Signals(number).name
 
 
 def _say(text: str) -> None:
@@ -210,8 +206,7 @@ def heldout_lines(step: int, results: Mapping[str, float]) -> list[str]:
 class TableInterval:
     """Which logs come with tables: those every `TABLE_STEPS` steps, and the last one; once a step."""
 
-    def __init__(self) -> None:
-        self._made: int | None = None  # the step of the latest tables
+    _made: int | None = None  # the step of the latest tables
 
     def due(self, trainer: Any, logs: Mapping[str, Any]) -> bool:
         """Whether tables belong to a log, which is then taken to have them.

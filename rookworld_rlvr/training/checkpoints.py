@@ -17,14 +17,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils.constants import OPTIMIZER_NAME as FSDP_OPTIMIZER
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
+from transformers.trainer import OPTIMIZER_NAME
 from transformers.trainer_utils import (
     PREFIX_CHECKPOINT_DIR,
     get_last_checkpoint,
     rotate_checkpoints,
 )
 
+from ..common.errors import ConfigurationError
 from ..common.machine import use_threads
 
 MANIFEST = "manifest.json"
@@ -95,6 +98,41 @@ def best_beside(checkpoint: Path) -> Path | None:
     return best if best is not None and best.is_dir() else None
 
 
+_OPTIMISERS = {
+    "plainly": [OPTIMIZER_NAME],
+    "with FSDP": [f"{FSDP_OPTIMIZER}.bin", f"{FSDP_OPTIMIZER}_*"],
+    "with DeepSpeed": ["global_step*"],
+}
+"""How a run keeps its weights → where its checkpoints have the optimiser's state."""
+
+
+def check_layout(trainer: Any, checkpoint: str) -> None:
+    """Refuse a checkpoint whose optimiser state this layout cannot read; it would begin anew, unsaid.
+
+    Args:
+        trainer: The trainer.
+        checkpoint: The folder to resume from.
+
+    Raises:
+        ConfigurationError: A run with another way of sharding has written it.
+    """
+    sharded = "with FSDP" if trainer.is_fsdp_enabled else "with DeepSpeed"
+    ours = sharded if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled else "plainly"
+    found = [
+        layout
+        for layout, files in _OPTIMISERS.items()
+        if any(path for name in files for path in Path(checkpoint).glob(name))
+    ]
+    if found and ours not in found:
+        raise ConfigurationError(
+            [
+                f"resume_from_checkpoint: {checkpoint} was written {found[0]} and cannot be read "
+                f"{ours}; resume it with the --accelerate_config that it began with, or start a new run "
+                "from its weights by model_name_or_path"
+            ]
+        )
+
+
 # --------------------------------------------------------------------------------------------------
 # The trainers
 # --------------------------------------------------------------------------------------------------
@@ -106,20 +144,12 @@ BETWEEN = ("_tr_loss", "_globalstep_last_logged", "_total_train_tokens", "_step"
 _FILLED = ("_metrics", "_logs")  # containers that others hold, too
 
 
-class WholeCheckpoints:
+class WholeCheckpoints(Trainer):
     """Mixin for transformers' trainers whose checkpoints are whole or not there, and resume exactly."""
 
-    args: Any
-    state: Any
-    accelerator: Any
-    model: Any
-    optimizer: Any
-    lr_scheduler: Any
     resumed_from: Path | None = None
     _goes_on: TrainerCallback | None = None
     _rates: list[float]  # by parameter group, as the arguments give them
-    _buffered_inputs: Any
-    _tr_loss: Any
 
     def save_more(self, folder: Path) -> None:
         """Add files to a checkpoint before it is sealed; called on every process."""
@@ -133,7 +163,7 @@ class WholeCheckpoints:
         It is never where whole ones are: with `save_total_limit` 1 transformers would remove the last,
         from which a run goes on, and keep only the best.
         """
-        return os.path.join(super()._get_output_dir(trial), SAVING)  # type: ignore[misc]
+        return os.path.join(super()._get_output_dir(trial), SAVING)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Write a checkpoint beside the others, and rename it when it is whole; then remove old ones."""
@@ -144,7 +174,7 @@ class WholeCheckpoints:
             shutil.rmtree(beside, ignore_errors=True)
         self.accelerator.wait_for_everyone()
         try:
-            super()._save_checkpoint(model, trial)  # type: ignore[misc]
+            super()._save_checkpoint(model, trial)
             self._save_between(Path(written))
             self.save_more(Path(written))
             self.accelerator.wait_for_everyone()
@@ -174,18 +204,24 @@ class WholeCheckpoints:
     # Going on from a checkpoint
     # --------------------------------------------------------------------------------------------
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Go on from a checkpoint as if training had never been interrupted."""
+        """Go on from a checkpoint as if training had never been interrupted.
+
+        Raises:
+            ConfigurationError: The way of sharding is another than the checkpoint's.
+        """
         given = resume_from_checkpoint
         folder = get_last_checkpoint(self.args.output_dir) if given is True else given
         self.resumed_from = Path(folder) if folder else None
+        if folder:
+            check_layout(self, folder)
         if self._goes_on is None:  # after the other callbacks
             self._goes_on = _GoingOn(self)
-            self.add_callback(self._goes_on)  # type: ignore[attr-defined]
-        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+            self.add_callback(self._goes_on)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def set_initial_training_values(self, *args: Any) -> Any:
         """Train no further after the last step: a run may be killed while it ends."""
-        epochs, *others, max_steps = super().set_initial_training_values(*args)  # type: ignore[misc]
+        epochs, *others, max_steps = super().set_initial_training_values(*args)
         folder = self.resumed_from
         if folder is not None and not (folder / STATE).is_file():
             folder = None  # weights alone
@@ -194,7 +230,7 @@ class WholeCheckpoints:
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Remember the learning rates of the arguments, before a checkpoint's replace them."""
-        made = super().create_scheduler(num_training_steps, optimizer)  # type: ignore[misc]
+        made = super().create_scheduler(num_training_steps, optimizer)
         groups = (optimizer or self.optimizer).param_groups
         self._rates = [group.get("initial_lr", group["lr"]) for group in groups]
         return made

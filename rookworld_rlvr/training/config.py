@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,22 +14,10 @@ from trl import GRPOConfig, RewardConfig, SFTConfig
 
 from ..common.errors import ConfigurationError, close_matches
 from ..common.files import folder_faults
-from ..common.settings import (
-    Bounds,
-    Check,
-    bounded,
-    key_faults,
-    setting,
-    with_default,
-)
+from ..common.settings import Bounds, Check, bounded, key_faults, setting, with_default
 from ..models.decoding import ANSWER_TOKENS
 from ..rewards.registry import check_reward_specs, specs_of
-from .parts.registry import (
-    PartArguments,
-    metric_faults,
-    part_faults,
-    settled_part_faults,
-)
+from .parts.registry import PartArguments, metric_faults, part_faults, settled_part_faults
 
 
 # --------------------------------------------------------------------------------------------------
@@ -74,9 +63,7 @@ def _token_faults(value: str, name: str) -> list[str]:
 def _steps_faults(value: int, name: str) -> list[str]:
     if value == -1 or value >= 1:
         return []
-    return [
-        f"{name}: {value} is not a number of steps; give at least 1, or -1 to use num_train_epochs"
-    ]
+    return [f"{name}: {value} is no number of steps; give at least 1, or -1 for num_train_epochs"]
 
 
 def _hub_strategy_faults(value: Any, name: str) -> list[str]:
@@ -97,56 +84,47 @@ def _report_faults(value: Any, name: str) -> list[str]:
     ]
 
 
-_TRAINING_BOUNDS = {
-    "adam_beta1": Bounds(least=0, below=1),
-    "adam_beta2": Bounds(least=0, below=1),
-    "adam_epsilon": Bounds(above=0),
-    "dataloader_num_workers": Bounds(least=0),
-    "data_seed": Bounds(least=0, most=2**32 - 1),
-    "eval_steps": Bounds(above=0),
-    "gradient_accumulation_steps": Bounds(least=1),
-    "hub_strategy": Bounds(check=_hub_strategy_faults),
-    "hub_token": Bounds(check=_token_faults),
-    "learning_rate": Bounds(least=0),
-    "logging_steps": Bounds(above=0),
-    "max_grad_norm": Bounds(least=0),
-    "max_steps": Bounds(check=_steps_faults),
-    "num_train_epochs": Bounds(above=0),
-    "output_dir": Bounds(check=folder_faults),
-    "per_device_eval_batch_size": Bounds(least=1),
-    "per_device_train_batch_size": Bounds(least=1),
-    "report_to": Bounds(check=_report_faults),
-    "save_steps": Bounds(above=0),
-    "save_total_limit": Bounds(least=1),
-    "seed": Bounds(least=0, most=2**32 - 1),
-    "warmup_steps": Bounds(least=0),
-    "weight_decay": Bounds(least=0),
-}
+def _by_key(bounds: Mapping[str, Bounds]) -> dict[str, Bounds]:
+    """The bounds of each key, from those of several keys."""
+    return {key: found for keys, found in bounds.items() for key in keys.split()}
+
+
+_TRAINING_BOUNDS = _by_key(
+    {
+        "adam_beta1 adam_beta2": Bounds(least=0, below=1),
+        "adam_epsilon eval_steps logging_steps num_train_epochs save_steps": Bounds(above=0),
+        "data_seed seed": Bounds(least=0, most=2**32 - 1),
+        "dataloader_num_workers learning_rate max_grad_norm": Bounds(least=0),
+        "warmup_steps weight_decay": Bounds(least=0),
+        "gradient_accumulation_steps save_total_limit": Bounds(least=1),
+        "per_device_eval_batch_size per_device_train_batch_size": Bounds(least=1),
+        "hub_strategy": Bounds(check=_hub_strategy_faults),
+        "hub_token": Bounds(check=_token_faults),
+        "max_steps": Bounds(check=_steps_faults),
+        "output_dir": Bounds(check=folder_faults),
+        "report_to": Bounds(check=_report_faults),
+    }
+)
 """Bounds that transformers does not check; other values end in a traceback or teach nothing."""
 
 
-_GRPO_BOUNDS = {
-    "beta": Bounds(least=0),
-    "epsilon": Bounds(least=0),
-    "importance_sampling_level": Bounds(among=("token", "sequence")),
-    "loss_type": Bounds(
-        among=("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "sapo", "cispo", "vespo")
-    ),
-    "max_completion_length": Bounds(least=1),
-    "multi_objective_aggregation": Bounds(among=("sum_then_normalize", "normalize_then_sum")),
-    "num_generations_eval": Bounds(least=1),
-    "num_iterations": Bounds(least=1),
-    "repetition_penalty": Bounds(above=0),
-    "scale_rewards": Bounds(among=("group", "batch", "none")),
-    "temperature": Bounds(above=0),
-    "top_k": Bounds(least=0),
-    "top_p": Bounds(above=0, most=1),
-    "vllm_importance_sampling_mode": Bounds(
-        among=("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
-    ),
-    "vllm_mode": Bounds(among=("colocate", "server")),
-    "vllm_model_impl": Bounds(among=("vllm", "transformers")),
-}
+_LOSSES = "grpo bnpo dr_grpo dapo luspo sapo cispo vespo"
+_CORRECTIONS = "token_truncate token_mask sequence_truncate sequence_mask"
+_GRPO_BOUNDS = _by_key(
+    {
+        "beta epsilon top_k": Bounds(least=0),
+        "max_completion_length num_generations_eval num_iterations": Bounds(least=1),
+        "repetition_penalty temperature": Bounds(above=0),
+        "top_p": Bounds(above=0, most=1),
+        "importance_sampling_level": Bounds(among=("token", "sequence")),
+        "loss_type": Bounds(among=tuple(_LOSSES.split())),
+        "multi_objective_aggregation": Bounds(among=("sum_then_normalize", "normalize_then_sum")),
+        "scale_rewards": Bounds(among=("group", "batch", "none")),
+        "vllm_importance_sampling_mode": Bounds(among=tuple(_CORRECTIONS.split())),
+        "vllm_mode": Bounds(among=("colocate", "server")),
+        "vllm_model_impl": Bounds(among=("vllm", "transformers")),
+    }
+)
 """Bounds that TRL checks in the first step, after all that takes time, or not at all."""
 
 
@@ -196,12 +174,7 @@ class TrainingDefaults:
 
 @bounded(**_TRAINING_BOUNDS, **_GRPO_BOUNDS)
 @dataclass
-class RookWorldGRPOConfig(
-    PartArguments,
-    MeasurementArguments,
-    TrainingDefaults,
-    GRPOConfig,
-):
+class RookWorldGRPOConfig(PartArguments, MeasurementArguments, TrainingDefaults, GRPOConfig):
     """`trl.GRPOConfig` with RookWorld's defaults, and keys of our own beside TRL's.
 
     The keys of the trainer's parts are in `training.parts.registry`.
@@ -288,7 +261,7 @@ class RookWorldGRPOConfig(
         faults = check_reward_specs(specs)
         if self.reward_weights is not None:  # type: ignore[has-type]
             faults.append(
-                "reward_weights: leave it out, and give each reward its weight under `rewards`"
+                "reward_weights: leave it out; each reward has its weight under `rewards`"
             )
         if not faults:
             self.reward_weights = [float(spec.get("weight", 1.0)) for spec in specs]

@@ -69,13 +69,7 @@ class WandbDashboard(WandbCallback):
         self.tables = TableInterval()
 
     def on_log(
-        self,
-        args: Any,
-        state: Any,
-        control: Any,
-        model: Any = None,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
         if not state.is_world_process_zero or not logs or wandb.run is None:
             return
@@ -89,48 +83,29 @@ class WandbDashboard(WandbCallback):
             wandb.log({**named, STEP: state.global_step})
 
     def _boards(self) -> wandb.Table:
-        """A table with a row for each completion: prompt, completion, each reward, advantage, board."""
-        sampled = sampled_rows(self.trainer, BOARD_ROWS)
-        prompts, column = ([row[name] for row in sampled] for name in ("prompt", "action_values"))
-        values = policy_values(self.truth, prompts, column)
-        names = ("task", "prompt", "completion", *self.trainer.reward_func_names, "advantage")
-        step = self.trainer.state.global_step
+        """A table with a row for each completion: prompt, completion, each reward, advantage, board.
+
+        They are spread over this process's completions: the truth of the others' rows is not here.
+        """
+        trainer, names = self.trainer, self.trainer.reward_func_names
+        log = {key: list(column) for key, column in trainer.completion_log().items()}
+        prompts, texts = log["prompt", ""], log["completion", ""]
+        mine = [place for place, prompt in enumerate(prompts) if prompt in trainer.sampled]
+        mine = mine[:: max(1, math.ceil(len(mine) / BOARD_ROWS))]
+        rows = [trainer.sampled[prompts[place]] for place in mine]
+        column = [row["action_values"] for row in rows]
+        values = policy_values(self.truth, [row["prompt"] for row in rows], column)
         data = []
-        for row, by_move in zip(sampled, values, strict=True):
-            picture = TASKS[row["task"]].board(row, row["completion"], by_move)
+        for place, row, by_move in zip(mine, rows, values, strict=True):
+            rewards = [log["rewards", name][place] for name in names]
+            shown = [None if math.isnan(reward) else reward for reward in rewards]
+            picture = TASKS[row["task"]].board(row, texts[place], by_move)
             drawn = wandb.Html(picture, inject=False, data_is_not_path=True)
-            data.append([step, *(row[name] for name in names), drawn])
-        return wandb.Table(columns=["step", *names, "board"], data=data)
-
-
-def sampled_rows(trainer: Any, count: int) -> list[dict[str, Any]]:
-    """Some completions of the last batch, with their data rows.
-
-    Args:
-        trainer: The `RookWorldGRPOTrainer`.
-        count: How many at most, spread evenly over the batch. They are all of this process, because the
-            columns with the truth of other processes' rows are not here.
-
-    Returns:
-        The row's columns by name, `completion` (what was sampled), each reward (None if it does not
-        apply) and `advantage`.
-    """
-    log = {key: list(column) for key, column in trainer.completion_log().items()}
-    prompts = log["prompt", ""]
-    mine = [place for place, prompt in enumerate(prompts) if prompt in trainer.sampled]
-    rewards = {name: log["rewards", name] for name in trainer.reward_func_names}
-    return [
-        {
-            **trainer.sampled[prompts[place]],
-            "completion": log["completion", ""][place],
-            **{
-                name: None if math.isnan(column[place]) else column[place]
-                for name, column in rewards.items()
-            },
-            "advantage": log["advantages", ""][place],
-        }
-        for place in mine[:: max(1, math.ceil(len(mine) / count))]
-    ]
+            written = row["task"], row["prompt"], texts[place]
+            numbers = *shown, log["advantages", ""][place]
+            data.append([trainer.state.global_step, *written, *numbers, drawn])
+        columns = ["step", "task", "prompt", "completion", *names, "advantage", "board"]
+        return wandb.Table(columns=columns, data=data)
 
 
 def use_dashboard(trainer: Any, truth: PolicyTruth) -> None:
@@ -146,11 +121,7 @@ def use_dashboard(trainer: Any, truth: PolicyTruth) -> None:
 
 
 def configure_wandb(
-    output_dir: Path,
-    resume: bool,
-    tasks: Sequence[str] = (),
-    model: str | None = None,
-    group: str | None = None,
+    output_dir: Path, resume: bool, tasks: Sequence[str], model: str | None, group: str | None
 ) -> str:
     """Set W&B up by its environment variables, so that it never asks, never fails and resumes a run.
 

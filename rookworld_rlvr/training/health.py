@@ -60,10 +60,7 @@ class History:
         self.series: dict[str, list[tuple[int, float]]] = {}
 
     def update(
-        self,
-        step: int,
-        logs: Mapping[str, Any],
-        details: Mapping[str, str] | None = None,
+        self, step: int, logs: Mapping[str, Any], details: Mapping[str, str] | None = None
     ) -> None:
         """Add one log."""
         self.step = step
@@ -332,22 +329,15 @@ def batch_health(
     scored = rewards[~rewards.isnan()]
     flat = advantages.detach().double().flatten()
     answers = list(zip(tasks, completions, prompts, strict=True))
-    read = {
-        (task, text, prompt): TASKS[task].is_readable(prompt, text)
-        for task, text, prompt in set(answers)
-    }
-    groups = [
-        set(completions[first : first + num_generations])
-        for first in range(0, count, num_generations)
-    ]
+    read = {answer: TASKS[answer[0]].is_readable(answer[2], answer[1]) for answer in set(answers)}
+    firsts = range(0, count, num_generations)
+    groups = [set(completions[first : first + num_generations]) for first in firsts]
     numbers = {
         "health/advantage_std": flat.std().item() if flat.numel() > 1 else 0.0,
         "health/advantage_range": (flat.max() - flat.min()).item(),
         "health/identical_groups": sum(len(texts) == 1 for texts in groups) / len(groups),
         "health/unreadable": sum(not read[answer] for answer in answers) / count,
-        "health/reward_constant": float(
-            scored.numel() > 1 and (scored.min() == scored.max()).item()
-        ),
+        "health/reward_constant": float(len(scored) > 1 and bool(scored.min() == scored.max())),
     }
     # A log is the mean over its batches, so those without a task count.
     return numbers | {f"task/{task}": tasks.count(task) / count for task in TASKS}
@@ -409,10 +399,7 @@ class HealthMonitor:
         self._watches = {name: _Watch() for name in RULES}
 
     def observe(
-        self,
-        step: int,
-        logs: Mapping[str, Any],
-        details: Mapping[str, str] | None = None,
+        self, step: int, logs: Mapping[str, Any], details: Mapping[str, str] | None = None
     ) -> list[Finding]:
         """Judge one log, of training or of a held-out evaluation.
 
@@ -481,10 +468,8 @@ class HealthCallback(TrainerCallback):
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        if self.monitor is None or not logs:
-            return
-        if findings := self._judge(state.global_step, logs, args):
-            _report(findings, args)
+        if self.monitor is not None and logs:
+            _report(self._judge(state.global_step, logs, args), args)
 
     def _judge(self, step: int, logs: Mapping[str, Any], args: Any) -> list[Finding]:
         """What a log shows. In fp16 the gradient scaler skips a step if the gradient overflows."""
@@ -504,13 +489,10 @@ def _report(findings: Sequence[Finding], args: Any) -> None:
             line = f"step {finding.step:>5}  {finding.severity:<7}  {finding.rule}: "
             tqdm.write(wrapped(line + finding.message))  # does not break a progress bar
             file.write(finding.to_json() + "\n")
-    if not args.report_to:
+    if not (findings and args.report_to):
         return
     import wandb  # takes a second
 
     for finding in findings if wandb.run is not None else ():
-        wandb.run.alert(  # type: ignore[union-attr]
-            title=f"{finding.rule} at step {finding.step}",
-            text=finding.message,
-            level=_LEVELS[finding.severity],
-        )
+        title = f"{finding.rule} at step {finding.step}"
+        wandb.run.alert(title, finding.message, _LEVELS[finding.severity])  # type: ignore[union-attr]

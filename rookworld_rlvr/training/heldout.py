@@ -89,10 +89,9 @@ class HeldoutEvaluation:
             raise TypeError(f"held-out rows must be one Dataset, not {type(rows).__name__}")
         started = time.perf_counter()
         is_quiet = bool(self.trainer.args.disable_tqdm)
+        answer = partial(decode, self.trainer)
         with quiet(is_quiet):
-            self.completions = shared(
-                rows["prompt"][:], partial(decode, self.trainer), "held-out rows"
-            )
+            self.completions = shared(rows["prompt"][:], answer, "held-out rows")
             rewards = self._own_rewards(rows.to_list())
         self.results = {**evaluate_completions(rows, self.completions), **rewards}
         is_first = self.trainer.is_in_train and self.before is None
@@ -105,13 +104,12 @@ class HeldoutEvaluation:
         metrics["overall"] = headline(self.results)
         with quiet(is_quiet):
             metrics |= self._run_suites()
-        if is_first:
-            self.suites_before = self.suite_results
         if self.trainer.is_in_train and rows is self.trainer.eval_dataset:
             found = (self.results, self.completions, self.suite_results)
             self._measured[self.trainer.state.global_step] = found
         metrics["runtime"] = time.perf_counter() - started
         if is_first:
+            self.suites_before = self.suite_results
             metrics |= self._sample(rows, "before")
         return {f"{prefix}_{name}": value for name, value in metrics.items()}
 

@@ -76,15 +76,14 @@ def push(repository: str, folder: Path, args: Any) -> str:
                 commit_message=f"Add {folder.resolve().name}",
             )
     except Exception as error:  # errors of the HTTP library too; the run itself is complete
-        commands = (
-            _by_hand(repository, source, files, args.hub_revision)
-            for source, files in parts.items()
-        )
-        raise RookWorldError(
-            f"push_to_hub: the run is complete in {folder}, but could not be pushed to {repository} "
-            f"({_reason(error)}). To push it by hand:\n"
-            + "\n".join(f"  {line}" for line in commands)
-        ) from error
+        said = f"push_to_hub: the run is complete in {folder}, but could not be pushed to {repository} "
+        said += f"({_reason(error)}). To push it by hand:"
+        for source, files in parts.items():
+            words = ["hf", "upload", repository, str(source), ".", "--exclude=*/*"]
+            words += [f"--include={pattern}" for pattern in files]
+            words += [f"--revision={args.hub_revision}"] if args.hub_revision else []
+            said += f"\n  {shlex.join(words)}"
+        raise RookWorldError(said) from error
     return f"pushed to {api.endpoint}/{repository}"
 
 
@@ -94,13 +93,6 @@ def uploads(folder: Path) -> dict[Path, list[str]]:
         return {folder: [*_MODEL, *_TOKENIZER, *_RECORDS]}
     adapters = ["adapter_config.json", "adapter_model.safetensors"]
     return {folder / ADAPTER: adapters, folder: [*_TOKENIZER, *_RECORDS]}
-
-
-def _by_hand(repository: str, source: Path, files: list[str], revision: str | None) -> str:
-    """The command that uploads files of a folder."""
-    words = ["hf", "upload", repository, str(source), ".", "--exclude", "*/*"]
-    words += [word for pattern in files for word in ("--include", pattern)]
-    return shlex.join([*words, *(["--revision", revision] if revision else [])])
 
 
 def _reason(error: Exception) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from datasets import Dataset
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from transformers import Trainer
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from .. import __version__
@@ -28,14 +29,12 @@ from .results import CARD, compared, interval_text, value_text, verdicts
 from .run_folder import open_weights
 
 
-class OwnCard:
+class OwnCard(Trainer):
     """Mixin for TRL's trainers: what they write beside the weights, and who may read it.
 
     They draft no cards and push nothing to the Hub: a run writes its own card at its end, and `hub.push`
     pushes it. And they leave no pickled arguments.
     """
-
-    args: Any
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write no card, because the run writes its own; TRL drafts one with every checkpoint."""
@@ -51,8 +50,7 @@ class OwnCard:
 
         That file is a pickle, which nobody should load and nothing reads.
         """
-        trainer: Any = super()
-        trainer.save_model(output_dir, *args, **kwargs)
+        super().save_model(output_dir, *args, **kwargs)
         if self.args.should_save:
             folder = Path(output_dir or self.args.output_dir)
             (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)

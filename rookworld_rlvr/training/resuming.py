@@ -11,11 +11,9 @@ from shlex import quote
 from typing import Any
 
 import yaml
-from accelerate.utils.constants import OPTIMIZER_NAME as FSDP_OPTIMIZER
-from transformers.trainer import OPTIMIZER_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 
-from ..common.errors import ConfigurationError, RookWorldError
+from ..common.errors import RookWorldError
 from .checkpoints import MANIFEST, SAVING, best_beside, entry, step_of
 from .results import CARD, PROVENANCE, RESOLVED_CONFIG
 
@@ -41,14 +39,6 @@ FREE = {
 
 # Shards of weights and optimiser that torch and DeepSpeed read with the whole of pickle.
 _PICKLED_SHARDS = ("*/.metadata", "global_step*")
-
-
-_OPTIMISERS = {
-    "plainly": [OPTIMIZER_NAME],
-    "with FSDP": [f"{FSDP_OPTIMIZER}.bin", f"{FSDP_OPTIMIZER}_*"],
-    "with DeepSpeed": ["global_step*"],
-}
-"""How a run keeps its weights → where its checkpoints have the optimiser's state."""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -193,35 +183,6 @@ def _check_best(folder: Path) -> None:
         _set_aside({best: fault})
 
 
-def check_layout(trainer: Any, checkpoint: str) -> None:
-    """Refuse a checkpoint whose optimiser state this layout cannot read; it would begin anew, unsaid.
-
-    Args:
-        trainer: The trainer.
-        checkpoint: The folder to resume from.
-
-    Raises:
-        ConfigurationError: A run with another way of sharding has written it.
-    """
-    ours = "plainly"
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        ours = "with FSDP" if trainer.is_fsdp_enabled else "with DeepSpeed"
-    folder = Path(checkpoint)
-    found = [
-        layout
-        for layout, files in _OPTIMISERS.items()
-        if any(path for name in files for path in folder.glob(name))
-    ]
-    if found and ours not in found:
-        raise ConfigurationError(
-            [
-                f"resume_from_checkpoint: {checkpoint} was written {found[0]} and cannot be read "
-                f"{ours}; resume it with the --accelerate_config that it began with, or start a new run "
-                "from its weights by model_name_or_path"
-            ]
-        )
-
-
 # --------------------------------------------------------------------------------------------------
 # Keys that have changed
 # --------------------------------------------------------------------------------------------------
@@ -310,33 +271,25 @@ def changed_keys(checkpoint: Path, resolved: str) -> dict[str, list[Any]]:
 
 def _refusal(checkpoint: Path, refused: Changes) -> str:
     run = checkpoint.parent
-    remedy = "give these keys their earlier values, or start a new run"
-    if (checkpoint / "config.json").is_file():  # not of adapters alone
-        remedy += (
+    lines = [f"  - {key}: was {words(was)}, is {words(now)}" for key, (was, now) in refused.items()]
+    how = f"; the checkpoint holds adapters alone, {run} the merged model of a finished run"
+    if (checkpoint / "config.json").is_file():
+        how = (
             " from its weights, by adding to your command: "
             f"--config {quote(str(run / RESOLVED_CONFIG))} --resume_from_checkpoint false "
             f"--model_name_or_path {quote(str(checkpoint))} --output_dir {quote(f'{run}-2')}"
         )
-    else:
-        remedy += f"; the checkpoint holds adapters alone, {run} the merged model of a finished run"
-    lines = [f"  - {key}: was {words(was)}, is {words(now)}" for key, (was, now) in refused.items()]
-    return "\n".join(
-        [
-            f"resume_from_checkpoint: {checkpoint} was trained with other values of keys that must stay "
-            "while a run goes on:",
-            *lines,
-            remedy,
-        ]
+    return (
+        f"resume_from_checkpoint: {checkpoint} was trained with other values of keys that must stay "
+        "while a run goes on:\n"
+        + "\n".join([*lines, f"give these keys their earlier values, or start a new run{how}"])
     )
 
 
 def sessions_of(run: Path) -> list[dict[str, Any]]:
     """The starts of a run, from its ``provenance.json``; none if there is no such file."""
     path = run / PROVENANCE
-    found: list[dict[str, Any]] = []
-    if path.is_file():
-        found = json.loads(path.read_text(encoding="utf-8"))["sessions"]
-    return found
+    return json.loads(path.read_text(encoding="utf-8"))["sessions"] if path.is_file() else []
 
 
 # --------------------------------------------------------------------------------------------------

@@ -80,9 +80,7 @@ def foreign_faults(output_dir: Path) -> list[str]:
     """A fault if the folder holds files that are not a run's."""
     if not output_dir.is_dir() or _is_empty(output_dir) or (output_dir / RESOLVED_CONFIG).is_file():
         return []
-    return [
-        f"output_dir: {str(output_dir)!r} holds files that are not from a run; give another folder"
-    ]
+    return [f"output_dir: {str(output_dir)!r} holds files that are not from a run; give another"]
 
 
 def _is_empty(folder: Path) -> bool:
@@ -142,9 +140,7 @@ def starting_point(checkpoint: Path | None, heldout: Dataset) -> Results | None:
     if checkpoint is None or not (path := checkpoint.parent / HELDOUT_BEFORE).is_file():
         return None
     before = heldout_results(json.loads(path.read_text()), "before")
-    counted = {
-        name: result.n for name, result in before.items() if not name.startswith(OWN_REWARDS)
-    }
+    counted = {name: found.n for name, found in before.items() if not name.startswith(OWN_REWARDS)}
     now: dict[str, Any] = evaluate_completions(heldout, [""] * len(heldout))
     if counted != {name: now[name].n for name in now}:
         raise RookWorldError(
@@ -220,10 +216,8 @@ def open_provenance(
         from .checkpoints import step_of
         from .resuming import changed_keys, sessions_of, stretches
 
-        session |= {
-            "from_step": step_of(resumed_from),
-            "changed": changed_keys(resumed_from, resolved),
-        }
+        session["from_step"] = step_of(resumed_from)
+        session["changed"] = changed_keys(resumed_from, resolved)
         sessions = [*sessions_of(resumed_from.parent), session]
         history = stretches(sessions)
         for line in stretches([session]):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,6 @@ from datasets import Dataset
 from torch.utils.data import Sampler
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
-from trl.models.utils import disable_gradient_checkpointing
-from trl.trainer.utils import use_adapter
 
 from ..models import gpt2
 from ..models.loading import resolve_model_path
@@ -35,7 +33,7 @@ from .checkpoints import WholeCheckpoints
 from .heldout import HeldoutEvaluation
 from .model_card import OwnCard
 from .parts import aggregation
-from .parts.part import Batch, Call, Part, Rows, Sampled, Scores, whole
+from .parts.part import Batch, Call, Part, Rows, Sampled, Scores
 from .parts.registry import parts_of, sampler_starts
 from .parts.sampling import draws_itself, rollout, samplings_of
 from .parts.steps import StepTimes
@@ -129,7 +127,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         return self.prompt_sampler or super()._get_train_sampler(dataset)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Replace groups without signal, use our advantages, and add the reference's log-probs."""
+        """Replace groups without signal, and use our advantages."""
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         return self.sample(inputs)
@@ -148,12 +146,9 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     def sample_round(self, inputs: list[dict[str, Any]]) -> Sampled:
         """One round: completions with their rewards, reference log-probs and advantages."""
         temperatures = self.temperatures([row["prompt"] for row in inputs])
-        with self.within(Call(rows=inputs, temperatures=temperatures)) as call:
+        call = Call(rows=inputs, temperatures=temperatures)
+        with self.within(call, beta=float(self.has_reference)):
             batch = super()._generate_and_score_completions(inputs)
-            reference = self.reference_log_probs(*whole(batch), temperatures)
-        if reference is not None:
-            batch["ref_per_token_logps"] = reference
-        assert call.rewards is not None
         prompts = list(self._logs["prompt"])[-len(call.rewards) :: self.num_generations]
         call.tasks = [str(task_of(prompt)) for prompt in prompts]
         self.record(aggregation.task_rewards(call.rewards, call.tasks))
@@ -210,20 +205,15 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     # Scoring
     # --------------------------------------------------------------------------------------------
     def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        ids: torch.Tensor,
-        mask: torch.Tensor,
-        length: int,
-        *args: Any,
-        **kwargs: Any,
+        self, model: Any, ids: torch.Tensor, mask: torch.Tensor, length: int, **kwargs: Any
     ) -> Scores:
         """Score rows as the parts have them, each at its temperature; keep the scores."""
         call = self.call or Call()
         asked = [Rows(ids, mask, length, call.temperatures)]
         for part in self.parts.values():
             asked.append(part.before_scoring(call, asked[-1]))
-        scores = self.log_probs(model, *asked[-1], *args, **kwargs)
+        with self.phase("reference") if call.inputs is None else nullcontext():
+            scores = self.log_probs(model, *asked[-1], **kwargs)
         for part, rows in zip(reversed(self.parts.values()), reversed(asked), strict=False):
             scores = part.after_scoring(call, rows, scores)
         call.scores = scores
@@ -264,36 +254,6 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
             None if aux_losses[0] is None else torch.stack(aux_losses).mean(),
         )
 
-    @torch.no_grad()
-    def reference_log_probs(
-        self,
-        ids: torch.Tensor,
-        mask: torch.Tensor,
-        length: int,
-        temperatures: torch.Tensor | None = None,
-    ) -> torch.Tensor | None:
-        """Log-probs ``(B, C)`` of rows under the reference; None if there is no reference.
-
-        See `log_probs` for the arguments.
-        """
-        if not self.has_reference:
-            return None
-        rows = (ids, mask, length, temperatures, self.args.per_device_train_batch_size)
-        with self.phase("reference"), self.reference() as network:
-            return self.log_probs(network, *rows).logps
-
-    @contextmanager
-    def reference(self) -> Iterator[Any]:
-        """The starting model: a copy, or the policy with its adapters off."""
-        kwargs = self.args.gradient_checkpointing_kwargs
-        with ExitStack() as around:
-            around.enter_context(disable_gradient_checkpointing(self.model, kwargs))
-            if self.ref_model is None:
-                network = self.accelerator.unwrap_model(self.model)
-                adapter = "ref" if "ref" in network.peft_config else None
-                around.enter_context(use_adapter(network, adapter_name=adapter))
-            yield self.model if self.ref_model is None else self.ref_model
-
     # --------------------------------------------------------------------------------------------
     # Loss, update, run
     # --------------------------------------------------------------------------------------------
@@ -320,7 +280,8 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
 
     def loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> aggregation.Loss:
         """The loss of a micro-batch: TRL's, and the term of each part that has one."""
-        with self.within(Call(inputs=inputs, temperatures=inputs.get("temperature"))) as call:
+        call = Call(inputs=inputs, temperatures=inputs.get("temperature"))
+        with self.within(call):  # TRL adds no KL term of its own: `parts.kl` has it
             total = super().compute_loss(model, inputs)
         if self.model.training:
             self._record_by_token(call, inputs)
@@ -358,14 +319,6 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         advantages = aggregation.trained_advantages(inputs)
         self.tally("mean_advantage", advantages.sum(), advantages.numel())
 
-    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Refuse a checkpoint that this way of sharding could not read."""
-        if isinstance(resume_from_checkpoint, str):
-            from .resuming import check_layout
-
-            check_layout(self, resume_from_checkpoint)
-        return super().train(resume_from_checkpoint, *args, **kwargs)
-
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Log the seconds of a step's phases, to show where its time goes."""
         loss = super().training_step(*args, **kwargs)
@@ -390,12 +343,11 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     def save_more(self, folder: Path) -> None:
         """Save the parts' states with each checkpoint, so that a resumed run continues them."""
         if self.args.should_save:
-            state = {
-                key: value for part in self.parts.values() for key, value in part.state().items()
-            }
-            (folder / PARTS_STATE).write_text(json.dumps(state) + "\n")
+            state: dict[str, Any] = {}
             for part in self.parts.values():
+                state |= part.state()
                 part.save_in(folder)
+            (folder / PARTS_STATE).write_text(json.dumps(state) + "\n")
 
     def load_more(self, folder: Path | None) -> None:
         """Load what `save_more` saved, and remember where a run goes on."""
@@ -440,15 +392,17 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     # What the parts and the diagnosis ask for
     # --------------------------------------------------------------------------------------------
     @contextmanager
-    def within(self, call: Call) -> Iterator[Call]:
-        """Pass extra inputs and outputs through `call` to and from methods that TRL calls in between."""
-        before, self.call = self.call, call
-        beta: float = self.beta  # type: ignore[has-type]
-        self.beta = 0.0  # TRL adds no KL term of its own: `parts.kl` has it
+    def within(self, call: Call, beta: float = 0.0) -> Iterator[None]:
+        """Pass extra inputs and outputs through `call` to and from methods that TRL calls in between.
+
+        TRL takes `beta` for its own: not 0, it computes the reference's log-probs when it samples.
+        """
+        before, self.call = (self.call, self.beta), call  # type: ignore[has-type]
+        self.beta = beta
         try:
-            yield call
+            yield
         finally:
-            self.call, self.beta = before, beta
+            self.call, self.beta = before
 
     @contextmanager
     def unrecorded(self) -> Iterator[Mapping[str, list[float]]]:

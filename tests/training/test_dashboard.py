@@ -41,13 +41,13 @@ class TestWandb:
             machine = url.removeprefix("https://")
             netrc.write_text(f"machine {machine} login user password secret\n")
             netrc.chmod(0o600)
-        assert "online" in configure_wandb(tmp_path, resume=False)
+        assert "online" in configure_wandb(tmp_path, False, [], None, None)
         assert "WANDB_MODE" not in os.environ
 
     def test_a_resumed_run_keeps_its_id_and_a_new_one_gets_another(self, tmp_path: Path) -> None:
         ids = []
         for resume in (False, True, False):
             os.environ.pop("WANDB_RUN_ID", None)
-            configure_wandb(tmp_path, resume=resume)
+            configure_wandb(tmp_path, resume, [], None, None)
             ids.append(os.environ["WANDB_RUN_ID"])
         assert ids[0] == ids[1] != ids[2]

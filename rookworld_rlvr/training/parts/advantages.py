@@ -38,7 +38,6 @@ class Baseline(Part):
     def extend(self, call: Call, batch: Batch) -> None:
         """Replace TRL's advantages."""
         trainer = self._trainer
-        assert call.rewards is not None
         rewards = call.rewards.view(-1, trainer.num_generations)
         advantages = self.advantages(rewards, call.tasks, str(trainer.scale_rewards)).flatten()
         trainer.record({"baseline/mean": self.last})

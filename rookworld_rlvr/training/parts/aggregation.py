@@ -25,8 +25,7 @@ MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 # --------------------------------------------------------------------------------------------------
 def deviations(values: torch.Tensor) -> torch.Tensor:
     """Sample standard deviation ``(P, 1)`` of each row of ``(P, G)``, ignoring nan; 0 of one value."""
-    found: torch.Tensor = nanstd(values, dim=1, keepdim=True).nan_to_num(0.0)
-    return found
+    return nanstd(values, dim=1, keepdim=True).nan_to_num(0.0)
 
 
 def weighted(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -38,13 +37,12 @@ def weighted(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 def have_signal(rewards: torch.Tensor, size: int) -> list[bool]:
     """Which groups of `size` completions have rewards ``(N,)`` that differ."""
-    signal: list[bool] = (deviations(rewards.view(-1, size)).flatten() > STD_THRESHOLD).tolist()
-    return signal
+    return (deviations(rewards.view(-1, size)).flatten() > STD_THRESHOLD).tolist()
 
 
 def sampled_rows(inputs: Mapping[str, Any]) -> torch.Tensor:
     """Which completions were sampled and not taught, ``(B, 1)``."""
-    taught: torch.Tensor = inputs.get("taught", torch.zeros_like(inputs["completion_mask"][:, 0]))
+    taught = inputs.get("taught", torch.zeros_like(inputs["completion_mask"][:, 0]))
     return ~taught.bool().unsqueeze(1)
 
 
@@ -74,21 +72,15 @@ def group_metrics(
         log: The log of the completions that are trained on, see `Sampled.logs`.
         advantages: Those of all processes that are trained on, see `trained_advantages`.
     """
-    numbers: dict[str, float] = {
+    numbers = {
         "zero_variance/sampled": 1 - sum(sampled.drawn) / len(sampled.drawn),
         "zero_variance/trained": 1 - torch.tensor(sampled.signal).float().mean().item(),
         "zero_variance/extra_prompts": len(sampled.drawn) - len(sampled.signal),
     }
     tasks = [task for task in sampled.tasks for _ in range(size)]
-    numbers |= batch_health(
-        sampled.rewards.cpu(),
-        torch.tensor(advantages or [0.0]),
-        list(log["completion", ""]),
-        tasks,
-        size,
-        prompts=list(log["prompt", ""]),
-    )
-    return numbers
+    texts, prompts = list(log["completion", ""]), list(log["prompt", ""])
+    trained = torch.tensor(advantages or [0.0])
+    return numbers | batch_health(sampled.rewards.cpu(), trained, texts, tasks, size, prompts)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -139,8 +131,7 @@ def aggregate(trainer: Any, per_token: torch.Tensor, inputs: Mapping[str, Any]) 
 
     A mean over rows is one over those that are not left out.
     """
-    summed: torch.Tensor = inputs.get("row_scale", 1) * _summed(trainer, per_token, inputs)
-    return summed
+    return inputs.get("row_scale", 1) * _summed(trainer, per_token, inputs)
 
 
 def _summed(trainer: Any, per_token: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
@@ -175,8 +166,7 @@ def per_item(trainer: Any, total: torch.Tensor, items: torch.Tensor) -> torch.Te
 
 def on_all(trainer: Any, mask: torch.Tensor) -> torch.Tensor:
     """The number of a mask's items on all processes."""
-    count: torch.Tensor = trainer.accelerator.gather(mask.sum()).sum()
-    return count
+    return trainer.accelerator.gather(mask.sum()).sum()
 
 
 def log_importance(trainer: Any, logps: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from trl.trainer.utils import pad
 
 from ...common.errors import RookWorldError
 from ...engine.truth import PolicyTruth, policy_values
@@ -23,7 +22,7 @@ from ...tasks.registry import TASKS, task_of
 from ...tasks.task import Task
 from .aggregation import on_all, per_item
 from .part import Batch, Call, Part
-from .shared_prompts import obstacle
+from .registry import obstacle
 from .teaching import truth_of
 
 # Of the soft targets, in win probability: a move that keeps so much less than the best has 1 / e of its
@@ -43,11 +42,8 @@ class AllMoves(Part):
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer)
         self._texts: list[str] = []
-        for network in trainer.networks():
-            if reason := obstacle(trainer, network):
-                raise RookWorldError(
-                    f"expected_score_coef, soft_moves_coef: {reason}; leave them out"
-                )
+        if reason := obstacle(trainer):
+            raise RookWorldError(f"expected_score_coef, soft_moves_coef: {reason}; leave them out")
 
     def after_sampling(
         self, call: Call, ids: list[list[int]], texts: list[str], logps: list[Any] | None
@@ -56,35 +52,23 @@ class AllMoves(Part):
         self._texts = texts
 
     def extend(self, call: Call, batch: Batch) -> None:
-        """Add the choices of each group to its first row; none if the task has none.
+        """Add the choices of each group to its first row; None if the task has none.
 
-        The columns are ``moves_context`` ``(B, L)`` and ``moves_ids`` ``(B, M, T)``, tokens plus one and
-        0 for padding; ``moves_worth`` ``(B, M)``; ``moves_rows`` ``(B,)``, 1 where there are choices;
-        and ``moves_items``, their number on all processes.
+        ``moves`` has of each row the tokens before the choice, those of each choice, and what each is
+        worth; ``moves_rows`` ``(B,)`` is 1 where there are choices; ``moves_items`` is their number on
+        all processes.
         """
         trainer, size = self._trainer, self._trainer.num_generations
         encode = trainer.processing_class
-        empty = (
-            torch.zeros(0, dtype=torch.long),
-            torch.zeros(0, 0, dtype=torch.long),
-            torch.zeros(0),
-        )
-        found = [empty] * len(call.rows)
-        for place in range(0, len(call.rows), size):
+        moves: list[Any] = [None] * len(call.rows)
+        for place in range(0, len(moves), size):
             choices = self._choices(call.rows[place], self._texts[place : place + size])
-            if choices is None:
-                continue
-            prompt, worth = choices
-            tokens = encode(list(worth), add_special_tokens=False)["input_ids"]
-            found[place] = (
-                torch.tensor(encode(prompt)["input_ids"]) + 1,
-                pad([torch.tensor(row) + 1 for row in tokens], 0, "right"),
-                torch.tensor([*worth.values()]),
-            )
-        device = trainer.accelerator.device
-        columns = [pad(list(column), 0, "right").to(device) for column in zip(*found, strict=True)]
-        batch |= dict(zip(("moves_context", "moves_ids", "moves_worth"), columns, strict=True))
-        batch["moves_rows"] = columns[1].flatten(1).any(1).long()
+            if choices is not None:
+                prompt, worth = choices
+                tokens = encode(list(worth), add_special_tokens=False)["input_ids"]
+                moves[place] = encode(prompt)["input_ids"], tokens, [*worth.values()]
+        rows = torch.tensor([int(found is not None) for found in moves])
+        batch |= {"moves": moves, "moves_rows": rows.to(trainer.accelerator.device)}
         batch["moves_items"] = on_all(trainer, batch["moves_rows"])
 
     def _choices(
@@ -106,19 +90,16 @@ class AllMoves(Part):
 
     def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
         """Minus the log of the expected score and the soft targets' log-likelihood, means of groups."""
-        if "moves_rows" not in inputs or not trainer.model.training:
+        if "moves" not in inputs or not trainer.model.training:
             return None
-        args, rows = trainer.args, inputs["moves_rows"].bool()
-        contexts = [[t - 1 for t in row if t] for row in inputs["moves_context"][rows].tolist()]
-        choices = [
-            [[t - 1 for t in move if t] for move in moves if move[0]]
-            for moves in inputs["moves_ids"][rows].tolist()
-        ]
-        with trainer.accelerator.autocast():  # with sharded weights, every process has to take part
-            logps = choice_logps(trainer.model_wrapped, contexts or [[0]], choices or [[[0]]])
-        worths = [w[: len(c)] for w, c in zip(inputs["moves_worth"][rows], choices, strict=True)]
-        if not worths:
+        args, found = trainer.args, [choices for choices in inputs["moves"] if choices is not None]
+        # With sharded weights, every process has to take part.
+        contexts, choices, worth = zip(*(found or [([0], [[0]], [0.0])]), strict=True)
+        with trainer.accelerator.autocast():
+            logps = choice_logps(trainer.model_wrapped, contexts, choices)
+        if not found:
             return 0 * logps[0].sum()
+        worths = [torch.tensor(numbers, device=logps[0].device) for numbers in worth]
         expected = torch.stack([(p.exp() * w).sum() for p, w in zip(logps, worths, strict=True)])
         targets = [(w / SOFT_TEMPERATURE).softmax(-1) for w in worths]
         soft = torch.stack([(p * t).sum() for p, t in zip(logps, targets, strict=True)])

@@ -12,10 +12,13 @@ task in place of new ones.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import use_adapter
 
 from ...common.errors import RookWorldError
 from ...models.decoding import pad_rows
@@ -64,7 +67,7 @@ class Distillation(Part):
                 logits = network(**rows, logits_to_keep=longest + 1, use_cache=False).logits
             return logits[:, :-1][asked.to(device)].float().log_softmax(-1)  # type: ignore[no-any-return]
 
-        with torch.no_grad(), trainer.reference() as network:
+        with torch.no_grad(), _start_of(trainer) as network:
             start = logps(network)
         kl = (start.exp() * (start - logps(trainer.model_wrapped))).sum(-1)  # (tokens,)
         trainer.tally("keep/kl", kl.detach().sum(), len(kl))
@@ -91,3 +94,16 @@ class Distillation(Part):
         prompts = trainer.processing_class([prompt for prompt, _ in known])["input_ids"]
         texts = [[*prompt, *answer] for prompt, (_, answer) in zip(prompts, known, strict=True)]
         return texts, torch.tensor([len(answer) for _, answer in known])
+
+
+@contextmanager
+def _start_of(trainer: Any) -> Iterator[Any]:
+    """The starting model: TRL's reference, which is a copy, or the policy with its adapters off."""
+    if trainer.ref_model is not None:
+        yield trainer.ref_model
+        return
+    network = trainer.accelerator.unwrap_model(trainer.model)
+    adapter = "ref" if "ref" in network.peft_config else None
+    kwargs = trainer.args.gradient_checkpointing_kwargs
+    with disable_gradient_checkpointing(trainer.model, kwargs), use_adapter(network, adapter):
+        yield trainer.model

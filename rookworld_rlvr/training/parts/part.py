@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,7 +13,7 @@ from datasets import Dataset
 from torch.utils.data import Sampler
 from transformers import TrainerCallback
 
-Batch = dict[str, torch.Tensor]
+Batch = dict[str, Any]  # columns as tensors or lists
 
 
 class Rows(NamedTuple):
@@ -43,7 +43,7 @@ class Call:
         temperatures: ``(B,)``, of the rows; None uses the trainer's.
 
     Attributes:
-        rewards: Of all processes' completions, ``(N,)``; nan if there is no reward.
+        rewards: Of all processes' completions, ``(N,)``, when they are known; nan if there is none.
         tasks: The tasks of all processes' groups.
         scores: The scores of the last forward during the call.
         idle: ``(B,)``, the rows that this forward has left out; None if there are none.
@@ -52,7 +52,7 @@ class Call:
     rows: Sequence[Mapping[str, Any]] = ()
     inputs: Mapping[str, Any] | None = None
     temperatures: torch.Tensor | None = None
-    rewards: torch.Tensor | None = None
+    rewards: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     tasks: Sequence[str] = ()
     scores: Scores | None = None
     idle: torch.Tensor | None = None
@@ -104,11 +104,6 @@ class Part(TrainerCallback):
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-
-    @classmethod
-    def of(cls, trainer: Any) -> Part | None:
-        """The part of a trainer that is being made; None if it cannot be there."""
-        return cls(trainer)
 
     # --------------------------------------------------------------------------------------------
     # Sampling

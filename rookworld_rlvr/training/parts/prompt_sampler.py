@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -55,6 +56,7 @@ def phases_of(args: PartArguments) -> tuple[Phase, ...]:
     return tuple(phases)
 
 
+@dataclass(eq=False)
 class PromptSampler(Sampler[int]):
     """Draws rows for generation batches, in the layout of `trl.trainer.utils.RepeatSampler`.
 
@@ -76,35 +78,27 @@ class PromptSampler(Sampler[int]):
         RookWorldError: A task with a share has no rows, or all rows together do not fill a batch.
     """
 
-    def __init__(
-        self,
-        rows: Dataset,
-        mini_repeat_count: int,
-        batch_size: int = 1,
-        repeat_count: int = 1,
-        *,
-        seed: int = 0,
-        steps_per_batch: Fraction | int = 1,
-        phases: Sequence[Phase] = (),
-        shuffle: bool = True,
-    ) -> None:
-        check_rows(len(rows), batch_size)
-        self.mini_repeat_count = mini_repeat_count
-        self.batch_size = batch_size
-        self.repeat_count = repeat_count
-        self.seed = seed
-        self.steps_per_batch = steps_per_batch
-        self.phases = tuple(phases) or (Phase({_ALL: Fraction(1)}),)
-        self.shuffle = shuffle
+    rows: Dataset
+    mini_repeat_count: int
+    batch_size: int = 1
+    repeat_count: int = 1
+    seed: int = 0
+    steps_per_batch: Fraction | int = 1
+    phases: Sequence[Phase] = ()
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        count = len(self.rows)
+        check_rows(count, self.batch_size)
         self.epoch = 0
-        self.batches_per_epoch = len(rows) // batch_size
-        self.steps_per_epoch = math.ceil(self.batches_per_epoch * steps_per_batch)
-        self._rows = rows
-        self._pools: dict[str, Rows] = {_ALL: np.arange(len(rows), dtype=np.int32)}
-        if phases:
-            column = rows.with_format("arrow")[:]["task"]
+        self.batches_per_epoch = count // self.batch_size
+        self.steps_per_epoch = math.ceil(self.batches_per_epoch * self.steps_per_batch)
+        self._pools: dict[str, Rows] = {_ALL: np.arange(count, dtype=np.int32)}
+        if self.phases:
+            column = self.rows.with_format("arrow")[:]["task"]
             for task in TASKS:
                 self._pools[task] = np.flatnonzero(pc.equal(column, task)).astype(np.int32)
+        self.phases = self.phases or [Phase({_ALL: Fraction(1)})]
         for task in {task for phase in self.phases for task in phase.shares}:
             if not len(self._pools[task]):
                 raise RookWorldError(
@@ -141,7 +135,7 @@ class PromptSampler(Sampler[int]):
         before, after = self._drawn(number), self._drawn(number + 1)
         return _spread(
             {
-                task: [self._row(task, at) for at in range(before.get(task, 0), count)]
+                task: [self._row(task, at) for at in range(before[task], count)]
                 for task, count in after.items()
             }
         )
@@ -168,12 +162,12 @@ class PromptSampler(Sampler[int]):
             for row in rng.permutation(self._pools[task]).tolist():
                 if len(rows) == counts[task]:
                     break
-                if (text := self._rows[row]["prompt"]) not in seen:
+                if (text := self.rows[row]["prompt"]) not in seen:
                     rows.append(row)
                     seen.add(text)
         return _spread(chosen)
 
-    def _drawn(self, number: int) -> dict[str, int]:
+    def _drawn(self, number: int) -> Counter[str]:
         """How many rows of each task the batches before one take.
 
         If rounding gives a task too many or too few, the phase's next batches make up for it. Each phase
@@ -184,10 +178,9 @@ class PromptSampler(Sampler[int]):
             step = epoch * self.steps_per_epoch + math.floor(within * self.steps_per_batch)
             self._batches.append([*self._batches[-1]])
             self._batches[-1][self._phase_at(step)] += 1
-        drawn: dict[str, int] = {}
+        drawn: Counter[str] = Counter()
         for phase, batches in zip(self.phases, self._batches[number], strict=True):
-            for task, count in _counts(phase.shares, batches * self.batch_size).items():
-                drawn[task] = drawn.get(task, 0) + count
+            drawn.update(_counts(phase.shares, batches * self.batch_size))
         return drawn
 
     def _phase_at(self, step: int) -> int:

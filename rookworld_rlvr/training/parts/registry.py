@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal
 
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from ...common.errors import ConfigurationError
 from ...common.own import load_own_class
 from ...common.settings import Bounds, each, record_faults, setting, share_bounds, value_faults
 from ...evaluation.registry import SUITE_HEADLINES
+from ...models.decoding import adds_tokens, language_model
 from ...tasks.metrics import training_metrics, unknown_metric
 from ...tasks.registry import TASKS
 from ...tasks.task import Sampling
@@ -349,6 +351,36 @@ def settled_part_faults(args: Any, processes: int) -> list[str]:
 # --------------------------------------------------------------------------------------------------
 # Which parts are there
 # --------------------------------------------------------------------------------------------------
+def obstacle(trainer: Any) -> str | None:
+    """Why a trainer's networks cannot share prompts, as the start of a sentence; None if they can."""
+    for network in trainer.networks():
+        model = language_model(network)
+        name, attends_by = type(model).__name__, trainer.attention_of(model)
+        layers = DynamicCache(config=model.config.get_text_config()).layers
+        reasons = {
+            "this has not been tried with DeepSpeed": trainer.is_deepspeed_enabled,
+            f"{name} has its own attention": attends_by is None,
+            f"the attention is {attends_by!r}, not 'sdpa'": attends_by != "sdpa",
+            f"{name} has layers that do not attend to all earlier tokens": any(
+                type(layer) is not DynamicLayer for layer in layers
+            ),
+            "the adapters add tokens to the prompts": adds_tokens(network),
+            "the routers' loss counts the tokens of whole rows": trainer.aux_loss_enabled,
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                return reason
+    return None
+
+
+def _shares_prompts(trainer: Any, args: PartArguments) -> bool:
+    """Whether the trainer's networks can share prompts; a line says so if they cannot."""
+    if reason := obstacle(trainer):
+        said = f"prompts are not shared: {reason}; each row is scored whole, as TRL does"
+        trainer.accelerator.print(said)
+    return not reason
+
+
 # Each part's file and class, and whether a trainer with these keys has it; only then it is imported.
 # Parts are made, and do what they do, in this order: advantages before what moves them to other terms,
 # and shared prompts after the readers of hidden states.
@@ -358,7 +390,7 @@ _PARTS: dict[str, tuple[str, Callable[[Any, PartArguments], Any]]] = {
     "advantages": ("advantages.Baseline", lambda _, args: args.baseline != "group_mean"),
     "value_head": ("value_head.ValueHead", lambda _, args: args.advantage_estimator == "gae"),
     "vllm": ("vllm.VLLM", lambda trainer, _: trainer.args.use_vllm),
-    "shared_prompts": ("shared_prompts.SharedPrompts", lambda *_: True),
+    "shared_prompts": ("shared_prompts.SharedPrompts", _shares_prompts),
     "resample": ("zero_variance.Resample", lambda _, args: args.zero_variance == "resample"),
     "skip": ("zero_variance.Skip", lambda _, args: args.zero_variance == "skip"),
     "teaching": ("teaching.Teaching", lambda _, args: args.zero_variance == "teach"),
@@ -381,14 +413,14 @@ _PARTS: dict[str, tuple[str, Callable[[Any, PartArguments], Any]]] = {
 def parts_of(trainer: Any) -> dict[str, Part]:
     """The parts that a trainer's arguments ask for, by name."""
     args = arguments_of(trainer.args)
-    found: dict[str, Part | None] = {}
+    found: dict[str, Part] = {}
     for name, (path, is_on) in _PARTS.items():
         if is_on(trainer, args):
             file, kind = path.split(".")
-            found[name] = getattr(import_module(f"{__package__}.{file}"), kind).of(trainer)
+            found[name] = getattr(import_module(f"{__package__}.{file}"), kind)(trainer)
     for name in args.parts_from:
-        found[name] = load_own_class(name, "parts_from", Part).of(trainer)
-    return {name: part for name, part in found.items() if part is not None}
+        found[name] = load_own_class(name, "parts_from", Part)(trainer)
+    return found
 
 
 def sampler_starts(args: Any, model: str | PreTrainedModel) -> AbstractContextManager[None]:

@@ -83,10 +83,7 @@ def needs_generate(trainer: Any) -> bool:
 
 
 def draw(
-    trainer: Any,
-    prompts: Sequence[Sequence[int]],
-    rows: Sequence[Sampling],
-    keep_logps: bool = False,
+    trainer: Any, prompts: Sequence[Sequence[int]], rows: Sequence[Sampling], keep_logps: bool
 ) -> Drawn:
     """Draw one completion per prompt with a trainer's policy, each with its own settings; see `decode`.
 
@@ -152,7 +149,6 @@ class TaskSampling(Part):
 
     def extend(self, call: Call, batch: Batch) -> None:
         """Add the rows' temperatures."""
-        assert call.temperatures is not None
         batch["temperature"] = call.temperatures
 
     def _scale_hidden_states(self, module: torch.nn.Module, args: Any, output: Any) -> Any:

@@ -19,11 +19,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AttentionInterface, DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from ...models.decoding import adds_tokens, language_model
 from .part import Call, Part, Rows, Scores
 from .sampling import backbone
 
@@ -179,19 +177,24 @@ def groups_together(batches: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
     TRL shuffles the rows of a generation before it splits them into micro-batches, which scatters the
     groups. Prompts keep the shuffled order of their first rows. The number of micro-batches stays.
     """
-    if len(batches) == 1 or any(isinstance(value, list) for value in batches[0].values()):
+    if len(batches) == 1:
         return list(batches)
-    whole = {
-        key: torch.cat([batch[key] for batch in batches])
-        for key, value in batches[0].items()
-        if torch.is_tensor(value) and value.dim()
-    }
+    whole: dict[str, Any] = {}
+    for key, value in batches[0].items():
+        if isinstance(value, list):
+            whole[key] = [item for batch in batches for item in batch[key]]
+        elif torch.is_tensor(value) and value.dim():
+            whole[key] = torch.cat([batch[key] for batch in batches])
     _, prompt_of = distinct_rows(whole["prompt_ids"], whole["prompt_mask"])
     prompts = list(dict.fromkeys(prompt_of.tolist()))  # in the order of their first rows
     turn = torch.tensor([prompts.index(prompt) for prompt in prompt_of.tolist()])
     order = turn.argsort(stable=True).to(prompt_of.device)
+
+    def at(column: Any, rows: torch.Tensor) -> Any:
+        return [column[row] for row in rows] if isinstance(column, list) else column[rows]
+
     return [
-        {**batch, **{key: column[rows] for key, column in whole.items()}}
+        {**batch, **{key: at(column, rows) for key, column in whole.items()}}
         for batch, rows in zip(batches, order.chunk(len(batches)), strict=True)
     ]
 
@@ -215,17 +218,6 @@ class SharedPrompts(Part):
             # The hooks of the value head and the temperatures run in between; they expect rows.
             body.register_forward_hook(self._to_rows, prepend=True)
             body.register_forward_hook(self._to_tokens)
-
-    @classmethod
-    def of(cls, trainer: Any) -> SharedPrompts | None:
-        """The part, if the trainer's networks allow it."""
-        for network in trainer.networks():
-            if reason := obstacle(trainer, network):
-                trainer.accelerator.print(
-                    f"prompts are not shared: {reason}; each row is scored whole, as TRL does"
-                )
-                return None
-        return cls(trainer)
 
     def together(self, batches: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         return groups_together(batches)
@@ -303,9 +295,8 @@ class SharedPrompts(Part):
         needed = [part.scored(inputs) for part in with_term]
         moved_by_entropy = trainer.use_adaptive_entropy or trainer.entropy_coef != 0
         # With a quantile below 1, all rows decide which tokens count.
-        if not self.leaves_out_idle or moved_by_entropy or trainer.top_entropy_quantile < 1:
-            return None
-        if any(rows is None for rows in needed):
+        all_count = moved_by_entropy or trainer.top_entropy_quantile < 1
+        if not self.leaves_out_idle or all_count or any(rows is None for rows in needed):
             return None
         advantages = inputs["advantages"]
         rows: torch.Tensor = (advantages.view(advantages.size(0), -1) == 0).all(1)
@@ -317,21 +308,3 @@ class SharedPrompts(Part):
             lengths = inputs["completion_mask"].sum(1)
             rows[lengths.where(lengths > 0, lengths.max() + 1).argmin()] = False
         return rows
-
-
-def obstacle(trainer: Any, network: torch.nn.Module) -> str | None:
-    """Why a network cannot share prompts, as the start of a sentence; None if it can."""
-    model = language_model(network)
-    name, attends_by = type(model).__name__, trainer.attention_of(model)
-    layers = DynamicCache(config=model.config.get_text_config()).layers
-    reasons = {
-        "this has not been tried with DeepSpeed": trainer.is_deepspeed_enabled,
-        f"{name} has its own attention": attends_by is None,
-        f"the attention is {attends_by!r}, not 'sdpa'": attends_by != "sdpa",
-        f"{name} has layers that do not attend to all earlier tokens": any(
-            type(layer) is not DynamicLayer for layer in layers
-        ),
-        "the adapters add tokens to the prompts": adds_tokens(network),
-        "the routers' loss counts the tokens of whole rows": trainer.aux_loss_enabled,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)

@@ -87,10 +87,8 @@ class Nonfinite(Part):
         in_a_row: Steps skipped since the last one that was taken.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        super().__init__(trainer)
-        self.skipped = 0
-        self.in_a_row = 0
+    skipped = 0
+    in_a_row = 0
 
     def state(self) -> dict[str, Any]:
         return {"nonfinite_skipped": self.skipped}

@@ -9,7 +9,8 @@ that they share its prompt. Prompts that are not sampled can add theirs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from .aggregation import on_all, per_item
 from .part import Batch, Call, Part, Rows, Scores
 from .teaching import taught_answer
 
-_COLUMNS = ("answer_prompt_ids", "answer_prompt_mask", "answer_ids", "answer_mask")
+Answer = tuple[list[int], list[int], float]
+"""The tokens of a prompt and of an answer to it, and the temperature at which it would be sampled."""
 
 
 class Supervised(Part):
@@ -33,31 +35,32 @@ class Supervised(Part):
     loss_term = "supervised"
 
     def extend(self, call: Call, batch: Batch) -> None:
-        """Add right answers with their prompts to a batch of `B` rows, up to `E` to each row.
+        """Add right answers to a batch of `B` rows.
 
-        The first row of a group has the answer to its prompt; those to prompts that are not sampled
-        come after it, spread over all rows. An answer that is not known, or too long, is empty.
-        The columns are ``answer_prompt_ids`` and ``answer_prompt_mask`` ``(B, E, P)``, ``answer_ids``
-        and ``answer_mask`` ``(B, E, L)``, if tasks have temperatures ``answer_temperature``
-        ``(B, E)``, and ``answer_items``, the number of the answers' tokens on all processes.
+        ``answers`` has a list for each row, with the tokens of prompts and their answers, and the
+        temperatures: in the first row of a group the answer to its prompt; then those to prompts that
+        are not sampled, spread over all rows; None for an answer that is not known, or too long.
+        ``answer_tokens`` ``(B,)`` is the number of the answers' tokens, ``answer_items`` their sum on
+        all processes.
         """
-        trainer, size = self._trainer, self._trainer.num_generations
-        each = math.ceil(trainer.args.sft_extra / size)
+        size = self._trainer.num_generations
+        each = math.ceil(self._trainer.args.sft_extra / size)
         extra = self._extra(len(call.rows) // size)
-        rows: list[Any] = []
-        for place, row in enumerate(call.rows):
-            own = extra[place * each : (place + 1) * each]
-            rows += [None if place % size else row, *own, *[None] * (each - len(own))]
-        taught = [row and taught_answer(trainer, row, "sft") for row in rows]
-        prompts = [(row or call.rows[0])["prompt"] for row in rows]
-        encoded = trainer.processing_class(text=prompts)["input_ids"]
-        answers = [answer[1] if answer else [] for answer in taught]
-        columns = [*self._padded(encoded, "left"), *self._padded(answers, "right")]
-        if (temperatures := trainer.temperatures(prompts)) is not None:
-            columns.append(temperatures)
-        split = [column.unflatten(0, (-1, 1 + each)) for column in columns]
-        batch |= dict(zip((*_COLUMNS, "answer_temperature"), split, strict=False))
-        batch["answer_items"] = on_all(trainer, batch["answer_mask"])
+        batch["answers"] = [
+            [asked and self._answer(asked) for asked in (None if place % size else row, *others)]
+            for place, row in enumerate(call.rows)
+            for others in [extra[place * each : (place + 1) * each]]
+        ]
+        counts = [sum(len(one[1]) for one in row if one) for row in batch["answers"]]
+        batch["answer_tokens"] = torch.tensor(counts, device=self._trainer.accelerator.device)
+        batch["answer_items"] = on_all(self._trainer, batch["answer_tokens"])
+
+    def _answer(self, row: Mapping[str, Any]) -> Answer | None:
+        """The right answer to a row; None if it is not known, or too long."""
+        if (found := taught_answer(self._trainer, row, "sft")) is None:
+            return None
+        (how,) = self._trainer.samplings([row["prompt"]])
+        return self._trainer.processing_class(row["prompt"])["input_ids"], found[1], how.temperature
 
     def _extra(self, groups: int) -> list[Mapping[str, Any]]:
         """This process's rows of prompts that are not sampled, for so many groups that are."""
@@ -68,25 +71,19 @@ class Supervised(Part):
         drawn = trainer.prompt_sampler.extra(count * processes, trainer.state.global_step, 0)
         return [trainer.train_dataset[row] for row in drawn[rank::processes]]
 
-    def _padded(self, rows: list[list[int]], side: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows of tokens as one tensor, and the mask of their tokens."""
-        padded = pad_rows(rows, self._trainer.processing_class.pad_token_id, side)
-        tokens, mask = (column.to(self._trainer.accelerator.device) for column in padded.values())
-        return tokens, mask
-
     # --------------------------------------------------------------------------------------------
     # Loss
     # --------------------------------------------------------------------------------------------
     def before_scoring(self, call: Call, rows: Rows) -> Rows:
         """Add the answers, with their prompts, below the rows ``(B, T)`` of a micro-batch."""
         self.logps: torch.Tensor | None = None
-        if call.inputs is None or "answer_ids" not in call.inputs:
+        if call.inputs is None or "answers" not in call.inputs:
             return rows
-        return with_answers(rows, call.inputs)
+        return with_answers(rows, call.inputs["answers"])
 
     def after_scoring(self, call: Call, rows: Rows, scores: Scores) -> Scores:
         """Keep the answers' log-probs, and give those of the micro-batch."""
-        if call.inputs is None or "answer_ids" not in call.inputs:
+        if call.inputs is None or "answers" not in call.inputs:
             return scores
         count, length = call.inputs["completion_ids"].shape
         logps, entropies, aux_loss = scores
@@ -102,35 +99,27 @@ class Supervised(Part):
         """The supervised term."""
         if self.logps is None:
             return None
-        trainer.tally("sft/loss", -self.logps.detach().sum(), inputs["answer_mask"].sum())
+        trainer.tally("sft/loss", -self.logps.detach().sum(), inputs["answer_tokens"].sum())
         total = -trainer.args.sft_coef * self.logps.sum()
         return per_item(trainer, total, inputs["answer_items"])
 
 
-def with_answers(rows: Rows, inputs: Mapping[str, torch.Tensor]) -> Rows:
-    """Rows ``(B, T)``, and below them the `g` answers of a micro-batch that are not empty."""
-    ids, mask, length, temperatures = rows
-    kept = inputs["answer_mask"].any(-1).T  # (E, B)
-    prompts, prompt_mask, answers, answer_mask = (
-        inputs[name].transpose(0, 1)[kept] for name in _COLUMNS
-    )
-    # Rounds that are joined have padding in between.
-    order = prompt_mask.argsort(dim=1, stable=True)
-    longest = max([length, *answer_mask.sum(1).tolist()])
+def with_answers(rows: Rows, answers: Sequence[Sequence[Answer | None]]) -> Rows:
+    """Rows ``(B, T)``, and below them the `g` answers of a micro-batch that there are."""
+    found = [answer for turn in zip_longest(*answers) for answer in turn if answer]
+    if not found:
+        return rows
+    prompts, texts, heats = zip(*found, strict=True)
+    before, after = pad_rows(prompts, 0), pad_rows(texts, 0, "right")
+
+    def below(columns: torch.Tensor, name: str) -> torch.Tensor:
+        left, right = columns[:, : -rows.length], columns[:, -rows.length :]
+        left = pad([*left, *before[name].to(left.device)], 0, "left")
+        right = pad([*right, *after[name].to(right.device)], 0, "right")
+        return torch.cat([left, right], dim=1)
+
+    ids, mask = below(rows.ids, "input_ids"), below(rows.mask, "attention_mask")
+    temperatures = rows.temperatures
     if temperatures is not None:
-        temperatures = torch.cat([temperatures, inputs["answer_temperature"].T[kept]])
-    return Rows(
-        _below(ids, length, prompts.gather(1, order), answers[:, :longest]),
-        _below(mask, length, prompt_mask.gather(1, order), answer_mask[:, :longest]),
-        longest,
-        temperatures,
-    )
-
-
-def _below(
-    columns: torch.Tensor, length: int, prompts: torch.Tensor, answers: torch.Tensor
-) -> torch.Tensor:
-    """Rows ``(B, P + length)``, and prompts with answers below them."""
-    before = pad([*columns[:, :-length], *prompts], 0, "left")
-    after = pad([*columns[:, -length:], *answers], 0, "right")
-    return torch.cat([before, after], dim=1)
+        temperatures = torch.cat([temperatures, temperatures.new_tensor(heats)])
+    return Rows(ids, mask, max(rows.length, *map(len, texts)), temperatures)

@@ -140,8 +140,7 @@ class Teaching(Part):
     def scored(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """See `Part`: the taught answers."""
         none = torch.zeros(len(inputs["advantages"]))
-        taught: torch.Tensor = inputs.get("taught_advantages", none) != 0
-        return taught
+        return inputs.get("taught_advantages", none) != 0
 
     def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
         """The taught answers' term."""

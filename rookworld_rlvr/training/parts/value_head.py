@@ -79,8 +79,7 @@ class ValueHead(Part):
     def head(self) -> torch.nn.Linear:
         """The head, even if the model has been wrapped since."""
         network = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        head: torch.nn.Linear = language_model(network).value_head
-        return head
+        return language_model(network).value_head
 
     def _read(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Read the head during a forward of the policy, when sharded weights are gathered."""
@@ -117,7 +116,6 @@ class ValueHead(Part):
     def extend(self, call: Call, batch: Batch) -> None:
         """Replace TRL's advantages."""
         trainer = self._trainer
-        assert call.rewards is not None
         batch.update(self.advantages(batch, trainer.own_rows(call.rewards.float())))
         lengths = batch["completion_mask"].sum(1).clamp(min=1)
         means = trainer.accelerator.gather(batch["advantages"].sum(1) / lengths)
@@ -155,8 +153,7 @@ class ValueHead(Part):
         off = self._values(*inputs["completion_ids"].shape) - inputs["returns"]
         error = 0.5 * off.square() * inputs["value_mask"]  # 0 for completions without a reward
         trainer.tally("value/loss", error.detach().sum(), inputs["value_mask"].sum())
-        term: torch.Tensor = self.args.value_coef * aggregate(trainer, error, inputs)
-        return term
+        return self.args.value_coef * aggregate(trainer, error, inputs)
 
     def on_optimizer(self, optimizer: torch.optim.Optimizer, network: torch.nn.Module) -> None:
         """Move the head to its own group with its own learning rate; later calls do nothing."""
@@ -183,6 +180,5 @@ class ValueHead(Part):
     def load_from(self, checkpoint: Path) -> None:
         """Load the head from a checkpoint, unless it is sharded with the model."""
         trainer, path = self._trainer, checkpoint / VALUE_HEAD_FILE
-        is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-        if path.is_file() and not is_sharded:
+        if path.is_file() and not (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
             self.head.load_state_dict(safetensors.torch.load_file(path))

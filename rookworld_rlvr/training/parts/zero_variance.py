@@ -19,10 +19,10 @@ from trl.trainer.utils import pad
 from .aggregation import MEAN_OVER_ROWS, STD_EPSILON, deviations, on_all
 from .part import Batch, Part, Sampled
 
-# Masks and the number of their tokens on all processes.
+# Columns and their sums over all processes.
 _COUNTED = {
     "completion_mask": "num_items_in_batch",
-    "answer_mask": "answer_items",
+    "answer_tokens": "answer_items",
     "moves_rows": "moves_items",
 }
 MOST_EXTRA = 4  # prompts that may replace others, as a multiple of those in a batch
@@ -91,17 +91,19 @@ def select_groups(
 
     Prompts are padded on the left, completions and their per-token values on the right.
     """
-    merged = {}
+    merged: Batch = {}
     for key, first in batches[0].items():
-        if first.dim() == 0:
+        if torch.is_tensor(first) and first.dim() == 0:
             merged[key] = first
             continue
         rows = [batches[number][key][row] for number, row in rows_of(chosen, generations)]
-        if first.dim() == 1:
+        if isinstance(first, list):
+            merged[key] = rows
+        elif first.dim() == 1:
             merged[key] = torch.stack(rows)
-            continue
-        fill_with = pad_token_id if key in ("prompt_ids", "completion_ids") else 0
-        merged[key] = pad(rows, fill_with, "left" if key.startswith("prompt_") else "right")
+        else:
+            fill_with = pad_token_id if key in ("prompt_ids", "completion_ids") else 0
+            merged[key] = pad(rows, fill_with, "left" if key.startswith("prompt_") else "right")
     return merged
 
 
@@ -162,14 +164,12 @@ class Resample(Part):
         """This process's rows of the next round; empty if nothing is missing or the bound is reached."""
         trainer = self._trainer
         local = len(rounds[0].tasks) // self._processes
-        count = next_round(rounds, self._processes, math.ceil(MOST_EXTRA * local))
+        count = next_round(rounds, self._processes, MOST_EXTRA * local)
         if not count:
             return []
         seen = {prompt for sampled in rounds for prompt in sampled.logs["prompt", ""]}
         step = trainer.state.global_step
-        rows = trainer.prompt_sampler.extra(
-            count * self._processes, step, len(rounds), exclude=seen
-        )
+        rows = trainer.prompt_sampler.extra(count * self._processes, step, len(rounds), seen)
         own = [trainer.train_dataset[row] for row in trainer.own_rows(rows)]
         return [row for row in own for _ in range(self._size)]
 

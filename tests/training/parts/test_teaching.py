@@ -188,11 +188,11 @@ def test_the_supervised_terms_gradient_is_that_of_the_answers_likelihood(
     steps = len(micro_batches) / trainer.args.gradient_accumulation_steps
     losses = (trainer.loss(trainer.model, micro_batch).total for micro_batch in micro_batches)
     ours = sum(gradient_of(trainer, loss) for loss in losses) / steps
-    answers = answer_rows(batch, trainer)
-    assert len(answers) == len(batch["answer_mask"]) // 4 * (1 + options.get("sft_extra", 0))
+    answers = [answer for row in batch["answers"] for answer in row if answer]
+    assert len(answers) == len(batch["answers"]) // 4 * (1 + options.get("sft_extra", 0))
     total, tokens = torch.tensor(0.0), 0
-    for prompt, prompt_mask, answer, mask, heat in answers:
-        prompt, answer = prompt[prompt_mask.bool()], answer[mask.bool()]
+    for prompt, answer, heat in answers:
+        prompt, answer = torch.tensor(prompt), torch.tensor(answer)
         logits = trainer.model(input_ids=torch.cat([prompt, answer]).unsqueeze(0)).logits[0]
         chosen = (
             (logits[len(prompt) - 1 : -1] / heat).log_softmax(-1).gather(1, answer.unsqueeze(1))
@@ -203,25 +203,15 @@ def test_the_supervised_terms_gradient_is_that_of_the_answers_likelihood(
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
 
 
-def answer_rows(batch: Batch, trainer: Any) -> list[tuple[torch.Tensor, ...]]:
-    """Prompt, its mask, answer, its mask and temperature of each answer of the supervised term."""
-    names = ("prompt_ids", "prompt_mask", "ids", "mask")
-    columns = [batch[f"answer_{name}"].transpose(0, 1).flatten(0, 1) for name in names]
-    plain = torch.full(batch["answer_mask"].shape[:2], trainer.temperature)
-    columns.append(batch.get("answer_temperature", plain).T.flatten())
-    kept = columns[3].any(1)
-    return list(zip(*(column[kept] for column in columns), strict=True))
-
-
 def test_further_prompts_of_the_supervised_term_are_others_at_each_step(build: Build) -> None:
     trainer = build(sft_coef=0.7, sft_extra=2)
     seen = []
     for step in (0, 1):
         trainer.state.global_step = step
         batch = batch_of(trainer)
-        ids, mask = batch["answer_prompt_ids"], batch["answer_prompt_mask"]
-        assert ids.shape[:2] == (len(batch["prompt_ids"]), 2)
-        seen.append(set(texts(trainer, ids[:, 1], mask[:, 1])))
+        prompts = [asked for row in batch["answers"] for asked, *_ in row[1:]]
+        assert len(prompts) == len(batch["prompt_ids"]) // 4 * 2
+        seen.append({*trainer.processing_class.batch_decode(prompts)})
     assert seen[0] != seen[1]
     assert seen[0] | seen[1] <= set(trainer.train_dataset["prompt"])
 
