@@ -22,7 +22,7 @@ from ..tasks.fill_in import FILL_IN
 from ..tasks.fill_in_record import (
     FEN_COLUMNS,
     FEN_FIELDS,
-    FILL_IN_COLUMNS,
+    Columns,
     check_answer,
     fen_parts,
     mask,
@@ -195,7 +195,7 @@ def _places(
         yield from (("history", move) for move in range(len(asked.history) - 1))
     elif field == "flags":
         yield from (("terminated", None), ("truncated", None))
-    elif field in FILL_IN_COLUMNS:
+    elif field in Columns._fields:
         yield field, None
     else:
         before, after = fen_parts(asked.fen), fen_parts(answered.fen)
