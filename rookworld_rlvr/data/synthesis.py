@@ -352,18 +352,11 @@ def _ending_move(rng: random.Random, wanted: chess.Termination) -> EnvironmentPr
         if wanted is chess.Termination.INSUFFICIENT_MATERIAL and not board.is_capture(move):
             continue
         board.push(move)
-        outcome = board.outcome() if _may_be(board, wanted) else None
+        outcome = board.outcome()
         board.pop()
         if outcome is not None and outcome.termination is wanted:
             return prompt_of(board, move.uci())
     return None
-
-
-def _may_be(board: chess.Board, wanted: chess.Termination) -> bool:
-    """A quick test whether the game may have ended in the wanted way; most moves do not end it."""
-    if wanted is chess.Termination.CHECKMATE:
-        return board.is_check()
-    return wanted is not chess.Termination.STALEMATE or not any(board.legal_moves)
 
 
 def _endgame(rng: random.Random, wanted: chess.Termination) -> chess.Board:
