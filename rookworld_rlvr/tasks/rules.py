@@ -34,19 +34,7 @@ Phase = Literal["opening", "middlegame", "endgame"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
-REWARD_CONTINUES = 0.001
-
-
-REWARD_CHECKMATE = 1.0
-
-
-REWARD_DRAW = 0.5
-
-
-REWARD_ILLEGAL = -1.0
-
-
-REWARDS = (REWARD_CONTINUES, REWARD_CHECKMATE, REWARD_DRAW, REWARD_ILLEGAL)
+REWARDS = REWARD_CONTINUES, REWARD_CHECKMATE, REWARD_DRAW, REWARD_ILLEGAL = 0.001, 1.0, 0.5, -1.0
 
 
 def board_of(fen: str) -> chess.Board:
@@ -295,14 +283,10 @@ def double_step_square(fen: str, action: str) -> str | None:
     """
     board = board_of(fen)
     try:
-        move = read_legal(board, action)
+        board.push(read_legal(board, action))
     except ValueError:
         return None
-    if board.piece_type_at(move.from_square) != chess.PAWN:
-        return None
-    if abs(move.to_square - move.from_square) != 16:
-        return None
-    return chess.square_name((move.from_square + move.to_square) // 2)
+    return None if board.ep_square is None else chess.square_name(board.ep_square)
 
 
 def _ending(board: chess.Board) -> tuple[float, bool]:
