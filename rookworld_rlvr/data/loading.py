@@ -34,7 +34,10 @@ from ..engine.truth import PolicyTruth
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT
 from ..tasks.registry import TASKS
+from ..tasks.types import action_values_column as action_values_column
 from ..tasks.types import values_by_move
+from . import synthesis
+from .parsing import parse_rows, quarantine, raw_rows
 from .sources import (
     FEATURES,
     FIELD_SHARES,
@@ -227,8 +230,6 @@ def load_data(
     rows = _read(args, report, quarantine_file)
     rows += made_rows(args)
     if args.first_plies_share:
-        from . import synthesis
-
         rows += map(synthesis.environment_row, synthesis.first_plies())
     chosen = _chosen_heldout(args, report, quarantine_file)
 
@@ -254,12 +255,10 @@ def load_data(
         kept = [row for row in train if rules.position_key(row["fen"]) not in tested]
         report.shared, train = len(train) - len(kept), kept
     if args.mirror:
-        from .synthesis import mirror_images
-
         apart = _positions(train) | _positions(heldout)
         train += [
             row
-            for row in mirror_images(train)
+            for row in synthesis.mirror_images(train)
             if rules.position_key(row["fen"]) not in apart
             and not is_held_out(row["fen"], args.heldout_share)
         ]
@@ -317,10 +316,7 @@ def _read(args: DataArguments, report: DataReport, quarantine_file: Path | None)
     report.read += len(parsed)
     report.quarantined.update(row.reason for row in malformed if not row.is_readable)
     report.unjudgeable.update(row.reason for row in malformed if row.is_readable)
-    if malformed or (quarantine_file and quarantine_file.exists()):
-        from .parsing import quarantine
-
-        quarantine(malformed, len(parsed), args, quarantine_file)
+    quarantine(malformed, len(parsed), args, quarantine_file)
     return [row for row in parsed if not isinstance(row, Malformed)]
 
 
@@ -459,8 +455,7 @@ def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
         RookWorldError: A task has a share, but no rows.
     """
     if share := args.first_plies_share:
-        from .synthesis import is_first_ply
-
+        is_first_ply = synthesis.is_first_ply
         asked = [row for row in rows if row["task"] == ENVIRONMENT.name]
         has_others = share < 1 and not all(map(is_first_ply, asked))
         shares = {True: share, False: 1 - share} if has_others else {True: 1.0}
@@ -492,11 +487,6 @@ def _repeat(rows: list[Row], part_of: Callable[[Row], T], shares: Mapping[T, flo
     ]
 
 
-def action_values_column(values: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Values by move, best first, as the column `action_values`."""
-    return [{"move": move, "cp": cp} for move, cp in values.items()]
-
-
 def _dataset(rows: list[Row]) -> Dataset:
     return Dataset.from_list(rows, features=FEATURES)
 
@@ -511,9 +501,7 @@ def parsed_rows(args: RowArguments, tasks: Sequence[str] = ()) -> list[Row | Mal
     """
 
     def parse() -> Iterator[Row | Malformed]:
-        from . import parsing  # a file that was kept needs no parsing
-
-        return map(_answered, parsing.parse_rows(parsing.raw_rows(args), tasks))
+        return map(_answered, parse_rows(raw_rows(args), tasks))
 
     file = dataset_file(args.dataset_name)
     if file is None or not file.is_file() or file.stat().st_size < LARGE_FILE:
@@ -537,8 +525,6 @@ def made_rows(args: RowArguments) -> list[Row]:
     counts = args.synthetic_rows, args.synthetic_fill_in_rows
 
     def make() -> Iterator[Row]:
-        from . import synthesis  # most runs make none
-
         asked = synthesis.environment_prompts(seed, kinds, plies)
         environment = map(synthesis.environment_row, islice(asked, counts[0]))
         fill_in = islice(synthesis.fill_in_rows(seed, FIELD_SHARES, kinds, plies), counts[1])

@@ -34,9 +34,9 @@ from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT
 from ..tasks.policy import POLICY, parse_policy_answer, write_policy_answer, write_policy_prompt
 from ..tasks.registry import TASKS, join_row
-from ..tasks.types import EnvironmentPrompt, ValueSource, values_by_move
+from ..tasks.types import EnvironmentPrompt, ValueSource, action_values_column, values_by_move
 from . import synthesis
-from .loading import action_values_column, made_rows
+from .loading import made_rows
 from .parsing import parse_rows, quarantine, raw_rows
 from .sources import (
     FEATURES,

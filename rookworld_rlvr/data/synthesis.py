@@ -35,7 +35,7 @@ from ..tasks.types import (
     EnvironmentAnswer,
     EnvironmentPrompt,
     FillInField,
-    values_by_move,
+    action_values_column,
 )
 from .parsing import prompt_of
 from .sources import FIELD_SHARES, KIND_SHARES, Row
@@ -118,13 +118,10 @@ def mirror_images(rows: Iterable[Row]) -> Iterator[Row]:
     for row in rows:
         if row["task"] == POLICY.name and row["action_values"]:
             fen = rules.mirrored(row["fen"])
-            values = [
-                {"move": rules.mirrored_move(value["move"]), "cp": value["cp"]}
-                for value in row["action_values"]
-            ]
+            values = {rules.mirrored_move(v["move"]): v["cp"] for v in row["action_values"]}
             prompt = write_policy_prompt(fen)
-            answer = POLICY.truth(prompt, values_by_move(values)) or ""
-            yield POLICY.row(prompt, answer, EnvironmentPrompt(fen), values)
+            answer = POLICY.truth(prompt, values) or ""
+            yield POLICY.row(prompt, answer, EnvironmentPrompt(fen), action_values_column(values))
 
 
 def environment_row(prompt: EnvironmentPrompt) -> dict[str, Any]:
@@ -332,14 +329,7 @@ def _promotions(board: chess.Board) -> Iterator[chess.Move]:
 
 def _game_end(rng: random.Random) -> EnvironmentPrompt:
     """A random small endgame in which some move ends the game the wanted way."""
-    wanted = rng.choice(
-        (
-            chess.Termination.CHECKMATE,
-            chess.Termination.STALEMATE,
-            chess.Termination.INSUFFICIENT_MATERIAL,
-            chess.Termination.SEVENTYFIVE_MOVES,
-        )
-    )
+    wanted = rng.choice(list(chess.Termination)[:4])  # mate, stalemate, material, 75 moves
     return _until_found(lambda: _ending_move(rng, wanted))
 
 
