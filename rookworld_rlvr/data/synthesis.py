@@ -16,19 +16,10 @@ from typing import Any, TypeVar
 import chess
 
 from ..common.errors import NotationError, RookWorldError
+from ..tasks import fill_in_record as record
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT, write_environment_prompt
 from ..tasks.fill_in import FILL_IN
-from ..tasks.fill_in_record import (
-    FEN_COLUMNS,
-    FEN_FIELDS,
-    Columns,
-    check_answer,
-    fen_parts,
-    mask,
-    write_fill_in_answer,
-    write_fill_in_prompt,
-)
 from ..tasks.policy import POLICY, write_policy_prompt
 from ..tasks.types import (
     FILL_IN_FIELDS,
@@ -177,11 +168,13 @@ def fill_in_row(
     if not places:
         return None
     try:
-        prompt, hidden = mask(asked, answered, *rng.choice(places))
-        check_answer(prompt, hidden)
+        prompt, hidden = record.mask(asked, answered, *rng.choice(places))
+        record.check_answer(prompt, hidden)
     except NotationError:
         return None
-    return FILL_IN.row(write_fill_in_prompt(prompt), write_fill_in_answer(hidden), asked)
+    return FILL_IN.row(
+        record.write_fill_in_prompt(prompt), record.write_fill_in_answer(hidden), asked
+    )
 
 
 def _places(
@@ -192,13 +185,13 @@ def _places(
         yield from (("history", move) for move in range(len(asked.history) - 1))
     elif field == "flags":
         yield from (("terminated", None), ("truncated", None))
-    elif field in Columns._fields:
+    elif field in record.Columns._fields:
         yield field, None
     else:
-        before, after = fen_parts(asked.fen), fen_parts(answered.fen)
-        for part, name in enumerate(FEN_FIELDS):
+        before, after = record.fen_parts(asked.fen), record.fen_parts(answered.fen)
+        for part, name in enumerate(record.FEN_FIELDS):
             if name == field and not (changed and before[part] == after[part]):
-                yield from ((column, part) for column in FEN_COLUMNS)
+                yield from ((column, part) for column in record.FEN_COLUMNS)
 
 
 def opening_positions(seed: int, max_plies: int) -> Iterator[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from types import MappingProxyType
+from typing import ClassVar
 
 from ..common.errors import NotationError
 from . import fill_in_record as record
@@ -23,13 +23,11 @@ class FillInTask(Task):
     prefix = FILL_IN_PREFIX
     ability = "fills in what is hidden in a record (`F:` prompts)"
     rewards = ("exact", "similarity", "format")
-    metrics = MappingProxyType(
-        {
-            "exact": Metric("exact"),
-            **{f"exact_{field}": Metric("exact", field) for field in FILL_IN_FIELDS},
-            "format": Metric("format"),
-        }
-    )
+    metrics: ClassVar = {
+        "exact": Metric("exact"),
+        **{f"exact_{field}": Metric("exact", field) for field in FILL_IN_FIELDS},
+        "format": Metric("format"),
+    }
     quality_words = "similarity to the nearest answer that fits"
     sampling = Sampling(temperature=0.95, top_p=0.95)  # as for the environment task
 

@@ -33,6 +33,7 @@ from rapidfuzz.distance import Levenshtein
 
 from ..common.errors import IllegalPositionError, NotationError, UnjudgeableError
 from . import rules
+from . import text as notation
 from .environment import (
     parse_environment_answer,
     parse_environment_prompt,
@@ -40,20 +41,6 @@ from .environment import (
     write_environment_prompt,
 )
 from .task import BELOW_EXACT
-from .text import (
-    COUNTER,
-    ENVIRONMENT_PREFIX,
-    FILL_IN_PREFIX,
-    clean,
-    clean_answer,
-    contract_rank,
-    expand_placement,
-    is_rank,
-    parse_decimal,
-    parse_fen,
-    parse_move,
-    write_decimal,
-)
 from .types import EnvironmentAnswer, EnvironmentPrompt, FillInField, Score
 
 
@@ -148,7 +135,7 @@ def join_fen(parts: Sequence[str]) -> str:
 
 def write_fill_in_prompt(prompt: FillInPrompt) -> str:
     """Write ``F: state+action+history+next_state+reward+terminated+truncated+`` with a mask in it."""
-    return f"{FILL_IN_PREFIX} {'+'.join(prompt.columns)}+"
+    return f"{notation.FILL_IN_PREFIX} {'+'.join(prompt.columns)}+"
 
 
 def parse_fill_in_prompt(text: str) -> FillInPrompt:
@@ -162,9 +149,11 @@ def parse_fill_in_prompt(text: str) -> FillInPrompt:
         NotationError: There are not seven columns, one of them is malformed, there is not exactly one
             mask, or the mask hides something else.
     """
-    body = clean(text)
-    columns = [column.strip(" ") for column in body.removeprefix(FILL_IN_PREFIX).split("+")]
-    if not body.startswith(FILL_IN_PREFIX) or len(columns) != 8 or columns[7]:
+    body = notation.clean(text)
+    columns = [
+        column.strip(" ") for column in body.removeprefix(notation.FILL_IN_PREFIX).split("+")
+    ]
+    if not body.startswith(notation.FILL_IN_PREFIX) or len(columns) != 8 or columns[7]:
         raise NotationError("not the seven fields of a fill-in prompt after 'F:'", body)
     masked = [
         name for name, column in zip(Columns._fields, columns, strict=False) if MASK in column
@@ -197,18 +186,18 @@ def parse_fill_in_answer(field: FillInField, text: str) -> str:
     Raises:
         NotationError: The text does not have the form of the field.
     """
-    text = clean_answer(text)
+    text = notation.clean_answer(text)
     match field:
         case "action" | "history":
-            return parse_move(text)
+            return notation.parse_move(text)
         case "next_state":
-            return parse_fen(text)
+            return notation.parse_fen(text)
         case "reward":
-            return write_decimal(parse_decimal(text))
+            return notation.write_decimal(notation.parse_decimal(text))
         case "rank":
-            is_value = is_rank(text)
+            is_value = notation.is_rank(text)
         case "clocks":
-            is_value = COUNTER.fullmatch(text) is not None
+            is_value = notation.COUNTER.fullmatch(text) is not None
         case _:
             is_value = text in _VALUES[field]
     if not is_value:
@@ -335,7 +324,7 @@ def mask(
         NotationError: This column or part cannot be masked.
     """
     row = write_environment_prompt(asked) + write_environment_answer(answered)
-    columns = Columns(*row.removeprefix(ENVIRONMENT_PREFIX).strip(" ").split("+"))
+    columns = Columns(*row.removeprefix(notation.ENVIRONMENT_PREFIX).strip(" ").split("+"))
     hidden, left = getattr(columns, column), MASK
     if part is not None:
         split, join = (fen_parts, join_fen) if column in FEN_COLUMNS else (str.split, " ".join)
@@ -481,7 +470,7 @@ _BEFORE_CASTLING = ({4: "k", 5: ".", 6: ".", 7: "r"}, {0: "r", 2: ".", 3: ".", 4
 def _ranks(prompt: FillInPrompt) -> Iterator[str]:
     """Candidates for a rank of the state: any contents where the action may have changed it."""
     assert prompt.part is not None
-    after = expand_placement(prompt.columns.next_state.split(" ")[0])
+    after = notation.expand_placement(prompt.columns.next_state.split(" ")[0])
     rank = after[8 * prompt.part : 8 * prompt.part + 8]
     changed: dict[int, Iterable[str]] = {}
     if move := _readable(prompt.columns.action):
@@ -497,7 +486,7 @@ def _ranks(prompt: FillInPrompt) -> Iterator[str]:
     tried: list[Mapping[int, Iterable[str]]] = [changed, *castled]
     for contents in tried:
         for squares in product(*(contents.get(file, rank[file]) for file in range(8))):
-            yield contract_rank("".join(squares))
+            yield notation.contract_rank("".join(squares))
 
 
 # --------------------------------------------------------------------------------------------------

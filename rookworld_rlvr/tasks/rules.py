@@ -53,12 +53,12 @@ def board_of(fen: str) -> chess.Board:
         board.ep_square = None
     status &= ~(chess.STATUS_INVALID_EP_SQUARE | chess.STATUS_BAD_CASTLING_RIGHTS)
     if status:
-        kind = next(
-            (kind for flag, kind in _ILLEGAL.items() if status & flag), "an impossible position"
-        )
+        kinds = (kind for flag, kind in _ILLEGAL.items() if status & flag)
         names = (flag.name or "" for flag in chess.Status if status & flag)
         why = ", ".join(names).lower().replace("_", " ")
-        raise IllegalPositionError(f"not a legal chess position: {fen!r} ({why})", kind)
+        raise IllegalPositionError(
+            f"not a legal chess position: {fen!r} ({why})", next(kinds, "an impossible position")
+        )
     return board
 
 
@@ -145,10 +145,8 @@ def phase(fen: str) -> Phase:
     pieces = (board.occupied & ~(board.pawns | board.kings)).bit_count()
     if pieces <= 6:
         return "endgame"
-    home = (
-        board.occupied_co[chess.WHITE] & chess.BB_RANK_1,
-        board.occupied_co[chess.BLACK] & chess.BB_RANK_8,
-    )
+    black, white = board.occupied_co
+    home = white & chess.BB_RANK_1, black & chess.BB_RANK_8
     sparse = any(side.bit_count() < 4 for side in home)
     return "middlegame" if pieces <= 10 or sparse else "opening"
 
