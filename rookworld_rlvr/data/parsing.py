@@ -9,7 +9,6 @@ import json
 import logging
 import operator
 import random
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -63,14 +62,10 @@ def raw_rows(args: SourceArguments) -> Iterator[Row]:
                 and column not in row
                 and (column != "text" or row.keys().isdisjoint(COLUMNS))
             ):
-                if len(row) == 1 and (mark := re.search("[;\t|]", *row)):
-                    raise RookWorldError(
-                        f"{args.dataset_name!r} has {mark[0]!r} between columns; write it with commas"
-                    )
                 raise RookWorldError(
                     f"no column {column!r} in {args.dataset_name!r}; found: {', '.join(row)}. Name the "
                     "column that holds the rows in text_column, or give columns prompt and completion, "
-                    "or fen"
+                    "or fen, in a CSV file with commas between them"
                 )
             yield row if column == "text" else {**row, "text": row.get(column), column: None}
         if number < 0 and args.dataset_name:
