@@ -116,10 +116,9 @@ def join_parquet(
             "machine, and start again in another folder"
         )
     sums: dict[str, Counter[str]] = defaultdict(Counter)
-    for group, numbers in (
-        item for one in (counts, *(n["counts"] for n in notes)) for item in one.items()
-    ):
-        sums[group].update(numbers)
+    for one in (counts, *(note["counts"] for note in notes)):
+        for group, numbers in one.items():
+            sums[group].update(numbers)
     note = {**next(iter(sources.values()), notes[0]), "counts": sums}
     batches = (batch for part in parts for batch in pq.ParquetFile(part).iter_batches(ROW_GROUP))
     tables = (pa.Table.from_batches([batch]) for batch in batches)
@@ -215,16 +214,13 @@ def _executor(
 ) -> Any:
     """datatrove's executor of a step."""
     assert args.cluster is not None and not isinstance(args.cluster_options, str)
-    environment = Path(sys.prefix) / "bin" / "activate"
-    usual: dict[str, dict[str, Any]] = {
-        "local": {},
-        "slurm": {
-            "job_name": f"rookworld_{folder.parent.stem}_{Hasher.hash(str(folder.parent))}",
-            "cpus_per_task": args.workers(),
-            "venv_path": str(environment) if environment.is_file() else None,
-        },
-    }
-    options = {**usual[args.cluster], **(args.cluster_options or {})}
+    options: dict[str, Any] = {}
+    if args.cluster == "slurm":
+        options["job_name"] = f"rookworld_{folder.parent.stem}_{Hasher.hash(str(folder.parent))}"
+        options["cpus_per_task"] = args.workers()
+        environment = Path(sys.prefix) / "bin" / "activate"
+        options["venv_path"] = str(environment) if environment.is_file() else None
+    options |= args.cluster_options or {}
     return _EXECUTORS[args.cluster](
         pipeline=[step], tasks=tasks, logging_dir=str(folder), depends=depends, **options
     )

@@ -353,11 +353,7 @@ async def _value_move(
         raise NonsenseError("the answer has no score or no depth")
     if info["depth"] < depth - 1:
         raise NonsenseError("the search was less deep than asked")
-    return _value_before(info["score"].relative)
-
-
-def _value_before(score: chess.engine.Score) -> int:
-    """A move's value, from the score of the side that moves next."""
+    score = info["score"].relative  # of the side that moves next
     value = -score.score(mate_score=MATE_CP)
     is_mated = score.is_mate() and value > 0
     return value - 1 if is_mated else value  # to mate in n needs the move just played as well
