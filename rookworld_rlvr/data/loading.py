@@ -36,19 +36,9 @@ from ..tasks.environment import ENVIRONMENT
 from ..tasks.registry import TASKS
 from ..tasks.types import action_values_column as action_values_column
 from ..tasks.types import values_by_move
-from . import synthesis
+from . import sources, synthesis
 from .parsing import parse_rows, quarantine, raw_rows
-from .sources import (
-    FEATURES,
-    FIELD_SHARES,
-    KIND_SHARES,
-    Malformed,
-    Row,
-    RowArguments,
-    check_dataset_name,
-    dataset_file,
-    values_line,
-)
+from .sources import Malformed, Row, RowArguments
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +46,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-_KEEPABLE = Features({**FEATURES, "malformed": Value("string")})  # JSON
+_KEEPABLE = Features({**sources.FEATURES, "malformed": Value("string")})  # JSON
 
 
 LARGE_FILE = 500_000  # bytes; what is smaller is parsed in a second
@@ -192,7 +182,7 @@ class DataArguments(RowArguments):
         "",
         "A held-out data set of its own to measure on, read like dataset_name; its positions are not "
         "trained on.",
-        check=check_dataset_name,
+        check=sources.check_dataset_name,
     )
     heldout_rows: int = setting(
         200,
@@ -225,7 +215,7 @@ def load_data(
         RookWorldError: The data cannot be read, too much of it is malformed, or nothing is left.
     """
     names = filter(None, (args.dataset_name, args.eval_dataset_name))
-    values = dict.fromkeys(values_line(dataset_file(name)) for name in names)
+    values = dict.fromkeys(sources.values_line(sources.dataset_file(name)) for name in names)
     report = DataReport(values="; ".join(filter(None, values)))
     rows = _read(args, report, quarantine_file)
     rows += made_rows(args)
@@ -488,7 +478,7 @@ def _repeat(rows: list[Row], part_of: Callable[[Row], T], shares: Mapping[T, flo
 
 
 def _dataset(rows: list[Row]) -> Dataset:
-    return Dataset.from_list(rows, features=FEATURES)
+    return Dataset.from_list(rows, features=sources.FEATURES)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -503,12 +493,11 @@ def parsed_rows(args: RowArguments, tasks: Sequence[str] = ()) -> list[Row | Mal
     def parse() -> Iterator[Row | Malformed]:
         return map(_answered, parse_rows(raw_rows(args), tasks))
 
-    file = dataset_file(args.dataset_name)
-    if file is None or not file.is_file() or file.stat().st_size < LARGE_FILE:
+    file = sources.dataset_file(args.dataset_name)
+    ours = __name__.partition(".")[0]  # `_source_digest` does not know the code of a user's task
+    has_own = any(type(task).__module__.partition(".")[0] != ours for task in TASKS.values())
+    if has_own or file is None or not file.is_file() or file.stat().st_size < LARGE_FILE:
         return list(parse())
-    ours = __name__.partition(".")[0]
-    if any(type(task).__module__.partition(".")[0] != ours for task in TASKS.values()):
-        return list(parse())  # a user's task: `_source_digest` does not know its code
     with file.open("rb") as opened:  # it may be larger than the memory
         content = hashlib.file_digest(opened, "sha256").hexdigest()
     asked = ["parsed", content, args.text_column, args.max_rows, list(tasks)]
@@ -520,19 +509,20 @@ def parsed_rows(args: RowArguments, tasks: Sequence[str] = ()) -> list[Row | Mal
 
 def made_rows(args: RowArguments) -> list[Row]:
     """The synthetic rows: environment rows, then fill-in rows; datasets keeps many on disk."""
-    kinds: Any = args.synthetic_shares or KIND_SHARES
+    kinds: Any = args.synthetic_shares or sources.KIND_SHARES
     seed, plies = args.synthetic_seed, args.synthetic_opening_plies
     counts = args.synthetic_rows, args.synthetic_fill_in_rows
 
     def make() -> Iterator[Row]:
         asked = synthesis.environment_prompts(seed, kinds, plies)
         environment = map(synthesis.environment_row, islice(asked, counts[0]))
-        fill_in = islice(synthesis.fill_in_rows(seed, FIELD_SHARES, kinds, plies), counts[1])
+        hidden = synthesis.fill_in_rows(seed, sources.FIELD_SHARES, kinds, plies)
+        fill_in = islice(hidden, counts[1])
         yield from shown(chain(environment, fill_in), "making synthetic rows", sum(counts))
 
     if sum(counts) < WORTH_KEEPING:
         return list(make()) if sum(counts) else []
-    return _kept(make, FEATURES, [counts, seed, plies, dict(kinds)])
+    return _kept(make, sources.FEATURES, [counts, seed, plies, dict(kinds)])
 
 
 def _kept(make: Callable[[], Iterable[Row]], features: Features, asked: Any) -> list[Row]:

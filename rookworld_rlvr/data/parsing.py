@@ -27,15 +27,8 @@ from ..tasks.environment import ENVIRONMENT
 from ..tasks.registry import TASKS, split_row, task_of
 from ..tasks.text import MAX_HISTORY, clean, parse_move
 from ..tasks.types import EnvironmentPrompt, action_values_column
-from .sources import (
-    COLUMNS,
-    FILE_LOADERS,
-    Malformed,
-    Row,
-    RowArguments,
-    SourceArguments,
-    dataset_file,
-)
+from . import sources
+from .sources import Malformed, Row, RowArguments, SourceArguments
 
 # They print what a row's `fault` or an error says better.
 logging.getLogger("datasets.packaged_modules.json.json").setLevel(logging.CRITICAL)
@@ -60,7 +53,7 @@ def raw_rows(args: SourceArguments) -> Iterator[Row]:
             if (
                 not number
                 and column not in row
-                and (column != "text" or row.keys().isdisjoint(COLUMNS))
+                and (column != "text" or row.keys().isdisjoint(sources.COLUMNS))
             ):
                 raise RookWorldError(
                     f"no column {column!r} in {args.dataset_name!r}; found: {', '.join(row)}. Name the "
@@ -82,7 +75,7 @@ def raw_rows(args: SourceArguments) -> Iterator[Row]:
 def _open_dataset(args: SourceArguments) -> Any:
     if not args.dataset_name:
         return []
-    file = dataset_file(args.dataset_name)
+    file = sources.dataset_file(args.dataset_name)
     if file is None:
         streaming = args.max_rows is not None
         return datasets.load_dataset(
@@ -92,7 +85,7 @@ def _open_dataset(args: SourceArguments) -> Any:
         return []
     if file.suffix.lower() == ".pgn":
         return pgn_positions(file)
-    loader = FILE_LOADERS[file.suffix.lower()]
+    loader = sources.FILE_LOADERS[file.suffix.lower()]
     options = {"encoding": _ENCODING} if loader == "text" else {}
     return datasets.load_dataset(loader, data_files=str(file), split="train", **options)
 
@@ -120,14 +113,14 @@ def parse_rows(
         except (NotationError, IllegalPositionError) as error:
             kind = getattr(error, "kind", None)  # of a position that is not legal
             reason = str(kind or getattr(error, "reason", "not a FEN"))
-            text = {key: raw[key] for key in (*COLUMNS, "completion") if key in raw}
+            text = {key: raw[key] for key in (*sources.COLUMNS, "completion") if key in raw}
             is_readable = kind is not None or isinstance(error, UnjudgeableError)
             yield Malformed(number, reason, str(error), text, is_readable)
 
 
 def _say_what_is_drawn(raw: Mapping[str, Any]) -> None:
     """Warn that moves are drawn, if a data set has columns but not those of the moves to ask about."""
-    others = sorted(raw.keys() - {*COLUMNS, "action_values"})
+    others = sorted(raw.keys() - {*sources.COLUMNS, "action_values"})
     if others and not {"action", "history"} & {*others}:
         _LOGGER.warning(
             "no column action: environment prompts ask about random legal moves (columns: %s)",
