@@ -445,12 +445,11 @@ def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
         RookWorldError: A task has a share, but no rows.
     """
     if share := args.first_plies_share:
-        is_first_ply = synthesis.is_first_ply
         asked = [row for row in rows if row["task"] == ENVIRONMENT.name]
-        has_others = share < 1 and not all(map(is_first_ply, asked))
+        has_others = share < 1 and not all(map(synthesis.is_first_ply, asked))
         shares = {True: share, False: 1 - share} if has_others else {True: 1.0}
         rest = [row for row in rows if row["task"] != ENVIRONMENT.name]
-        rows = _repeat(asked, is_first_ply, shares) + rest
+        rows = _repeat(asked, synthesis.is_first_ply, shares) + rest
     if args.task_shares:
         given: Any = args.task_shares
         of_task = {task: given[task] for task in TASKS if task in args.tasks and given.get(task)}
@@ -532,8 +531,7 @@ def _kept(make: Callable[[], Iterable[Row]], features: Features, asked: Any) -> 
         kept = Dataset.from_generator(lambda: iter(make()), features, fingerprint=key)
     except DatasetGenerationError as error:
         raise error.__cause__ or error from None
-    rows: list[Row] = kept.to_list()
-    return rows
+    return list(kept.to_list())
 
 
 def _keepable(row: Row | Malformed) -> Row:
@@ -549,8 +547,7 @@ def _source_digest() -> str:
     package = Path(__file__).parents[1]
     rooms = ("common", "tasks", "data")
     files = sorted(path for room in rooms for path in (package / room).glob("*.py"))
-    digest: str = Hasher.hash([path.read_bytes() for path in files])
-    return digest
+    return str(Hasher.hash([path.read_bytes() for path in files]))
 
 
 def _answered(row: Row | Malformed) -> Row | Malformed:

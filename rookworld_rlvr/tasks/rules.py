@@ -265,10 +265,10 @@ def played_on(fen: str, action: str) -> EnvironmentAnswer:
         move = chess.Move.from_uci(action)
     except ValueError:
         return EnvironmentAnswer(board.fen(), REWARD_ILLEGAL, terminated=False, truncated=True)
-    is_played = not move or board.piece_at(move.from_square) is not None  # 0000 passes
-    board.push(move if is_played else chess.Move.null())
-    if is_played:
+    if not move or board.piece_at(move.from_square) is not None:  # 0000 passes
+        board.push(move)
         return EnvironmentAnswer(board.fen(), *_ending(board), truncated=False)
+    board.push(chess.Move.null())
     board.turn = not board.turn
     return EnvironmentAnswer(board.fen(), REWARD_ILLEGAL, terminated=False, truncated=True)
 
