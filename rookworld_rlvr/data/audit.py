@@ -113,7 +113,9 @@ def checks(row: Row) -> dict[str, float]:
     Most observations are true or false.
     """
     written, canonical = (fen.split()[3] for fen in (row["fen"], rules.canonical_fen(row["fen"])))
-    return {"idle_en_passant_in_prompt": written != canonical, **_CHECKS[row["task"]](row)}
+    of_task = _CHECKS.get(row["task"])  # a user's own task has none
+    found = of_task(row) if of_task else {}
+    return {"idle_en_passant_in_prompt": written != canonical, **found}
 
 
 def _policy_checks(row: Row) -> dict[str, float]:
