@@ -112,12 +112,10 @@ def checks(row: Row) -> dict[str, float]:
 
     Most observations are true or false.
     """
-    of_task = _CHECKS.get(row["task"])
-    return {
-        "idle_en_passant_in_prompt": row["fen"].split()[3]
-        != rules.canonical_fen(row["fen"]).split()[3],
-        **(of_task(row) if of_task else {}),
-    }
+    written, canonical = (fen.split()[3] for fen in (row["fen"], rules.canonical_fen(row["fen"])))
+    of_task = _CHECKS.get(row["task"])  # a user's own task has none
+    found = of_task(row) if of_task else {}
+    return {"idle_en_passant_in_prompt": written != canonical, **found}
 
 
 def _policy_checks(row: Row) -> dict[str, float]:
@@ -203,15 +201,11 @@ _CHECKS: Mapping[str, Callable[[Row], dict[str, float]]] = {
 # --------------------------------------------------------------------------------------------------
 def table(result: Counts) -> str:
     """The counts as aligned text: each share or mean with its number of rows, by side to move."""
-    lines = [f"Audit of {result['dataset_name']}", "", f"  {'rows read':<42}{result['read']:>18,}"]
-    lines += [f"  {'prompt appeared before':<42}{result['repeated']:>18,}"]
+    counts = {"rows read": result["read"], "prompt appeared before": result["repeated"]}
     for kind in ("malformed", "unjudgeable"):
-        counts = [(f"  {kind}: {why}", f"{rows:,}") for why, rows in result[kind].items()]
-        # A long reason has its count on a line of its own, in the same column.
-        lines += [
-            f"{text:<44}{rows:>18}" if len(text) < 44 else f"{text}\n{rows:>62}"
-            for text, rows in counts
-        ]
+        counts |= {f"{kind}: {why}": rows for why, rows in result[kind].items()}
+    lines = [f"Audit of {result['dataset_name']}", ""]
+    lines += [f"  {name:<42}{rows:>18,}" for name, rows in counts.items()]
     for task, checks in result["checks"].items():
         lines += ["", f"{task.replace('_', ' '):<44}{'White':>18}{'Black':>18}"]
         for name, sides in checks.items():
@@ -236,19 +230,16 @@ def _cell(name: str, counted: Counts | None) -> str:
 # --------------------------------------------------------------------------------------------------
 def advice(result: Counts) -> list[str]:
     """What to do about each finding, and one command for all repairs, as lines."""
-    lines: list[str] = []
-    wanted: set[str] = set()
-    for finding, repair in findings(result):
+    found = list(findings(result))
+    if not found:
+        return [f"  Nothing: no fault was found in {result['read']:,} rows."]
+    repairs = [name for name in REPAIRS if name in {repair for _, repair in found}]
+    unlabelled = result["checks"].get(POLICY.name, {}).get("unlabelled", {})
+    lines = []
+    for finding, repair in found:
         remedy = f"; repair with --repairs {repair}" if repair else ""
         lines.append(wrapped(f"  - {finding}{remedy}", 4))
-        wanted.add(repair)
-    if not lines:
-        return [f"  Nothing: no fault was found in {result['read']:,} rows."]
-    repairs = [name for name in REPAIRS if name in wanted]
-    if repairs or any(
-        side["mean"]
-        for side in result["checks"].get(POLICY.name, {}).get("unlabelled", {}).values()
-    ):
+    if repairs or any(side["mean"] for side in unlabelled.values()):
         lines += ["", f"  {repair_command(result, repairs)}"]
     return lines
 
@@ -258,10 +249,8 @@ def findings(result: Counts) -> Iterator[tuple[str, str]]:
     for kind in ("malformed", "unjudgeable"):
         if counted := result[kind]:
             often = next(iter(counted))
-            yield (
-                f"{kind} rows: {sum(counted.values()):,}, most often: {often}. {_TEXT[kind]['says']}",
-                "",
-            )
+            total, says = sum(counted.values()), _TEXT[kind]["says"]
+            yield f"{kind} rows: {total:,}, most often: {often}. {says}", ""
     for task, checks in result["checks"].items():
         for name, sides in checks.items():
             bounds = _TEXT.get(name, {})
@@ -273,10 +262,8 @@ def findings(result: Counts) -> Iterator[tuple[str, str]]:
             ]
             if odd:
                 remedy = f"; {bounds['remedy']}" if "remedy" in bounds else ""
-                yield (
-                    f"{task}, {_label(name)}: {', '.join(odd)} rows{remedy}",
-                    bounds.get("repair", ""),
-                )
+                found = f"{task}, {_label(name)}: {', '.join(odd)} rows{remedy}"
+                yield found, bounds.get("repair", "")
     if result["repeated"]:
         yield f"rows with the prompt of an earlier one: {result['repeated']:,}", "duplicates"
 

@@ -37,14 +37,8 @@ from datatrove.executor.base import PipelineExecutor
 from ..common.errors import RookWorldError
 from ..common.files import replace_text, write_json
 from ..common.progress import shown
-from .prepare import (
-    ROW_GROUP,
-    PrepareArguments,
-    PrepareReport,
-    read_rows,
-    write_labelled,
-    write_parquet,
-)
+from . import prepare
+from .prepare import PrepareArguments, PrepareReport
 from .sources import dataset_file, read_provenance
 
 _EXECUTORS = {"local": LocalPipelineExecutor, "slurm": SlurmPipelineExecutor}
@@ -83,7 +77,7 @@ def label_shard(
     rows = datasets.load_from_disk(folder / "rows").shard(world_size, rank)
     own = copy.copy(args)  # unchecked: another machine need not see the data set
     own.engine_cache = str(folder / "values" / f"{rank:05d}.sqlite")
-    write_labelled(_part(folder, rank), rows, own, PrepareReport())
+    prepare.write_labelled(_part(folder, rank), rows, own, PrepareReport())
 
 
 def join_parts(
@@ -116,14 +110,15 @@ def join_parquet(
             "machine, and start again in another folder"
         )
     sums: dict[str, Counter[str]] = defaultdict(Counter)
-    for group, numbers in (
-        item for one in (counts, *(n["counts"] for n in notes)) for item in one.items()
-    ):
-        sums[group].update(numbers)
+    for one in (counts, *(note["counts"] for note in notes)):
+        for group, numbers in one.items():
+            sums[group].update(numbers)
     note = {**next(iter(sources.values()), notes[0]), "counts": sums}
-    batches = (batch for part in parts for batch in pq.ParquetFile(part).iter_batches(ROW_GROUP))
+    batches = (
+        batch for part in parts for batch in pq.ParquetFile(part).iter_batches(prepare.ROW_GROUP)
+    )
     tables = (pa.Table.from_batches([batch]) for batch in batches)
-    write_parquet(path, pq.read_schema(parts[0]), tables, lambda: note)
+    prepare.write_parquet(path, pq.read_schema(parts[0]), tables, lambda: note)
 
 
 def _part(folder: Path, rank: int) -> Path:
@@ -198,7 +193,7 @@ def _check_question(folder: Path, args: PrepareArguments) -> None:
 
 def _store_rows(folder: Path, args: PrepareArguments) -> None:
     report = PrepareReport()
-    rows = read_rows(args, report, Path(args.output_file).with_suffix(".quarantine.jsonl"))
+    rows = prepare.read_rows(args, report, Path(args.output_file).with_suffix(".quarantine.jsonl"))
     write_json(folder / "read.json", vars(report))
     incomplete = folder / "rows.incomplete"
     shutil.rmtree(incomplete, ignore_errors=True)
@@ -215,16 +210,13 @@ def _executor(
 ) -> Any:
     """datatrove's executor of a step."""
     assert args.cluster is not None and not isinstance(args.cluster_options, str)
-    environment = Path(sys.prefix) / "bin" / "activate"
-    usual: dict[str, dict[str, Any]] = {
-        "local": {},
-        "slurm": {
-            "job_name": f"rookworld_{folder.parent.stem}_{Hasher.hash(str(folder.parent))}",
-            "cpus_per_task": args.workers(),
-            "venv_path": str(environment) if environment.is_file() else None,
-        },
-    }
-    options = {**usual[args.cluster], **(args.cluster_options or {})}
+    options: dict[str, Any] = {}
+    if args.cluster == "slurm":
+        options["job_name"] = f"rookworld_{folder.parent.stem}_{Hasher.hash(str(folder.parent))}"
+        options["cpus_per_task"] = args.workers()
+        environment = Path(sys.prefix) / "bin" / "activate"
+        options["venv_path"] = str(environment) if environment.is_file() else None
+    options |= args.cluster_options or {}
     return _EXECUTORS[args.cluster](
         pipeline=[step], tasks=tasks, logging_dir=str(folder), depends=depends, **options
     )

@@ -53,7 +53,7 @@ class JudgeDataArguments(Checked):
     )
     pair_shares: dict[str, float] | str | None = setting(
         None,
-        "Share of each kind of pair, {piece: 0.5, best_move: 0.5}; kinds that you do not name get 0. "
+        "Share of each kind of pair, {piece: 0.5, clocks: 0.5}; kinds that you do not name get 0. "
         "Without it, the shares of assets/shares.yaml.",
         **share_bounds(PAIR_SHARES, "pair"),
     )

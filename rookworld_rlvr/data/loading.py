@@ -34,18 +34,11 @@ from ..engine.truth import PolicyTruth
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT
 from ..tasks.registry import TASKS
+from ..tasks.types import action_values_column as action_values_column
 from ..tasks.types import values_by_move
-from .sources import (
-    FEATURES,
-    FIELD_SHARES,
-    KIND_SHARES,
-    Malformed,
-    Row,
-    RowArguments,
-    check_dataset_name,
-    dataset_file,
-    values_line,
-)
+from . import sources, synthesis
+from .parsing import parse_rows, quarantine, raw_rows
+from .sources import Malformed, Row, RowArguments
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +46,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-_KEEPABLE = Features({**FEATURES, "malformed": Value("string")})  # JSON
+_KEEPABLE = Features({**sources.FEATURES, "malformed": Value("string")})  # JSON
 
 
 LARGE_FILE = 500_000  # bytes; what is smaller is parsed in a second
@@ -189,7 +182,7 @@ class DataArguments(RowArguments):
         "",
         "A held-out data set of its own to measure on, read like dataset_name; its positions are not "
         "trained on.",
-        check=check_dataset_name,
+        check=sources.check_dataset_name,
     )
     heldout_rows: int = setting(
         200,
@@ -222,13 +215,11 @@ def load_data(
         RookWorldError: The data cannot be read, too much of it is malformed, or nothing is left.
     """
     names = filter(None, (args.dataset_name, args.eval_dataset_name))
-    values = dict.fromkeys(values_line(dataset_file(name)) for name in names)
+    values = dict.fromkeys(sources.values_line(sources.dataset_file(name)) for name in names)
     report = DataReport(values="; ".join(filter(None, values)))
     rows = _read(args, report, quarantine_file)
     rows += made_rows(args)
     if args.first_plies_share:
-        from . import synthesis
-
         rows += map(synthesis.environment_row, synthesis.first_plies())
     chosen = _chosen_heldout(args, report, quarantine_file)
 
@@ -254,12 +245,10 @@ def load_data(
         kept = [row for row in train if rules.position_key(row["fen"]) not in tested]
         report.shared, train = len(train) - len(kept), kept
     if args.mirror:
-        from .synthesis import mirror_images
-
         apart = _positions(train) | _positions(heldout)
         train += [
             row
-            for row in mirror_images(train)
+            for row in synthesis.mirror_images(train)
             if rules.position_key(row["fen"]) not in apart
             and not is_held_out(row["fen"], args.heldout_share)
         ]
@@ -317,10 +306,7 @@ def _read(args: DataArguments, report: DataReport, quarantine_file: Path | None)
     report.read += len(parsed)
     report.quarantined.update(row.reason for row in malformed if not row.is_readable)
     report.unjudgeable.update(row.reason for row in malformed if row.is_readable)
-    if malformed or (quarantine_file and quarantine_file.exists()):
-        from .parsing import quarantine
-
-        quarantine(malformed, len(parsed), args, quarantine_file)
+    quarantine(malformed, len(parsed), args, quarantine_file)
     return [row for row in parsed if not isinstance(row, Malformed)]
 
 
@@ -459,13 +445,11 @@ def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
         RookWorldError: A task has a share, but no rows.
     """
     if share := args.first_plies_share:
-        from .synthesis import is_first_ply
-
         asked = [row for row in rows if row["task"] == ENVIRONMENT.name]
-        has_others = share < 1 and not all(map(is_first_ply, asked))
+        has_others = share < 1 and not all(map(synthesis.is_first_ply, asked))
         shares = {True: share, False: 1 - share} if has_others else {True: 1.0}
         rest = [row for row in rows if row["task"] != ENVIRONMENT.name]
-        rows = _repeat(asked, is_first_ply, shares) + rest
+        rows = _repeat(asked, synthesis.is_first_ply, shares) + rest
     if args.task_shares:
         given: Any = args.task_shares
         of_task = {task: given[task] for task in TASKS if task in args.tasks and given.get(task)}
@@ -492,13 +476,8 @@ def _repeat(rows: list[Row], part_of: Callable[[Row], T], shares: Mapping[T, flo
     ]
 
 
-def action_values_column(values: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Values by move, best first, as the column `action_values`."""
-    return [{"move": move, "cp": cp} for move, cp in values.items()]
-
-
 def _dataset(rows: list[Row]) -> Dataset:
-    return Dataset.from_list(rows, features=FEATURES)
+    return Dataset.from_list(rows, features=sources.FEATURES)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -511,16 +490,13 @@ def parsed_rows(args: RowArguments, tasks: Sequence[str] = ()) -> list[Row | Mal
     """
 
     def parse() -> Iterator[Row | Malformed]:
-        from . import parsing  # a file that was kept needs no parsing
+        return map(_answered, parse_rows(raw_rows(args), tasks))
 
-        return map(_answered, parsing.parse_rows(parsing.raw_rows(args), tasks))
-
-    file = dataset_file(args.dataset_name)
-    if file is None or not file.is_file() or file.stat().st_size < LARGE_FILE:
+    file = sources.dataset_file(args.dataset_name)
+    ours = __name__.partition(".")[0]  # `_source_digest` does not know the code of a user's task
+    has_own = any(type(task).__module__.partition(".")[0] != ours for task in TASKS.values())
+    if has_own or file is None or not file.is_file() or file.stat().st_size < LARGE_FILE:
         return list(parse())
-    ours = __name__.partition(".")[0]
-    if any(type(task).__module__.partition(".")[0] != ours for task in TASKS.values()):
-        return list(parse())  # a user's task: `_source_digest` does not know its code
     with file.open("rb") as opened:  # it may be larger than the memory
         content = hashlib.file_digest(opened, "sha256").hexdigest()
     asked = ["parsed", content, args.text_column, args.max_rows, list(tasks)]
@@ -532,21 +508,20 @@ def parsed_rows(args: RowArguments, tasks: Sequence[str] = ()) -> list[Row | Mal
 
 def made_rows(args: RowArguments) -> list[Row]:
     """The synthetic rows: environment rows, then fill-in rows; datasets keeps many on disk."""
-    kinds: Any = args.synthetic_shares or KIND_SHARES
+    kinds: Any = args.synthetic_shares or sources.KIND_SHARES
     seed, plies = args.synthetic_seed, args.synthetic_opening_plies
     counts = args.synthetic_rows, args.synthetic_fill_in_rows
 
     def make() -> Iterator[Row]:
-        from . import synthesis  # most runs make none
-
         asked = synthesis.environment_prompts(seed, kinds, plies)
         environment = map(synthesis.environment_row, islice(asked, counts[0]))
-        fill_in = islice(synthesis.fill_in_rows(seed, FIELD_SHARES, kinds, plies), counts[1])
+        hidden = synthesis.fill_in_rows(seed, sources.FIELD_SHARES, kinds, plies)
+        fill_in = islice(hidden, counts[1])
         yield from shown(chain(environment, fill_in), "making synthetic rows", sum(counts))
 
     if sum(counts) < WORTH_KEEPING:
         return list(make()) if sum(counts) else []
-    return _kept(make, FEATURES, [counts, seed, plies, dict(kinds)])
+    return _kept(make, sources.FEATURES, [counts, seed, plies, dict(kinds)])
 
 
 def _kept(make: Callable[[], Iterable[Row]], features: Features, asked: Any) -> list[Row]:
@@ -556,8 +531,7 @@ def _kept(make: Callable[[], Iterable[Row]], features: Features, asked: Any) -> 
         kept = Dataset.from_generator(lambda: iter(make()), features, fingerprint=key)
     except DatasetGenerationError as error:
         raise error.__cause__ or error from None
-    rows: list[Row] = kept.to_list()
-    return rows
+    return list(kept.to_list())
 
 
 def _keepable(row: Row | Malformed) -> Row:
@@ -573,8 +547,7 @@ def _source_digest() -> str:
     package = Path(__file__).parents[1]
     rooms = ("common", "tasks", "data")
     files = sorted(path for room in rooms for path in (package / room).glob("*.py"))
-    digest: str = Hasher.hash([path.read_bytes() for path in files])
-    return digest
+    return str(Hasher.hash([path.read_bytes() for path in files]))
 
 
 def _answered(row: Row | Malformed) -> Row | Malformed:

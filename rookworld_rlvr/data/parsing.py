@@ -5,14 +5,13 @@ What a parsed row is, and what becomes of others, is said in `sources`.
 
 from __future__ import annotations
 
-import codecs
 import json
 import logging
 import operator
 import random
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -27,16 +26,9 @@ from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT
 from ..tasks.registry import TASKS, split_row, task_of
 from ..tasks.text import MAX_HISTORY, clean, parse_move
-from ..tasks.types import EnvironmentPrompt
-from .sources import (
-    COLUMNS,
-    FILE_LOADERS,
-    Malformed,
-    Row,
-    RowArguments,
-    SourceArguments,
-    dataset_file,
-)
+from ..tasks.types import EnvironmentPrompt, action_values_column
+from . import sources
+from .sources import Malformed, Row, RowArguments, SourceArguments
 
 # They print what a row's `fault` or an error says better.
 logging.getLogger("datasets.packaged_modules.json.json").setLevel(logging.CRITICAL)
@@ -44,6 +36,9 @@ logging.getLogger("chess.pgn").setLevel(logging.CRITICAL)
 
 
 _LOGGER = logging.getLogger(__name__)
+
+
+_ENCODING = "utf-8-sig"  # with or without the mark that editors on Windows write
 
 
 def raw_rows(args: SourceArguments) -> Iterator[Row]:
@@ -58,16 +53,12 @@ def raw_rows(args: SourceArguments) -> Iterator[Row]:
             if (
                 not number
                 and column not in row
-                and (column != "text" or row.keys().isdisjoint(COLUMNS))
+                and (column != "text" or row.keys().isdisjoint(sources.COLUMNS))
             ):
-                if len(row) == 1 and (mark := re.search("[;\t|]", *row)):
-                    raise RookWorldError(
-                        f"{args.dataset_name!r} has {mark[0]!r} between columns; write it with commas"
-                    )
                 raise RookWorldError(
                     f"no column {column!r} in {args.dataset_name!r}; found: {', '.join(row)}. Name the "
                     "column that holds the rows in text_column, or give columns prompt and completion, "
-                    "or fen"
+                    "or fen, in a CSV file with commas between them"
                 )
             yield row if column == "text" else {**row, "text": row.get(column), column: None}
         if number < 0 and args.dataset_name:
@@ -84,7 +75,7 @@ def raw_rows(args: SourceArguments) -> Iterator[Row]:
 def _open_dataset(args: SourceArguments) -> Any:
     if not args.dataset_name:
         return []
-    file = dataset_file(args.dataset_name)
+    file = sources.dataset_file(args.dataset_name)
     if file is None:
         streaming = args.max_rows is not None
         return datasets.load_dataset(
@@ -94,8 +85,8 @@ def _open_dataset(args: SourceArguments) -> Any:
         return []
     if file.suffix.lower() == ".pgn":
         return pgn_positions(file)
-    loader = FILE_LOADERS[file.suffix.lower()]
-    options = {"encoding": encoding_of(file)} if loader == "text" else {}
+    loader = sources.FILE_LOADERS[file.suffix.lower()]
+    options = {"encoding": _ENCODING} if loader == "text" else {}
     return datasets.load_dataset(loader, data_files=str(file), split="train", **options)
 
 
@@ -117,21 +108,19 @@ def parse_rows(
         if number == 1 and ENVIRONMENT.name in tasks and "fen" in raw:
             _say_what_is_drawn(raw)
         try:
-            asked: list[Mapping[str, Any]] = [raw]
-            if tasks and not _is_row(raw):
-                asked = asked_of(raw, tasks)
+            asked = asked_of(raw, tasks) if tasks and not _is_row(raw) else [raw]
             yield from [parse_raw(row) for row in asked]
         except (NotationError, IllegalPositionError) as error:
             kind = getattr(error, "kind", None)  # of a position that is not legal
             reason = str(kind or getattr(error, "reason", "not a FEN"))
-            text = {key: raw[key] for key in (*COLUMNS, "completion") if key in raw}
+            text = {key: raw[key] for key in (*sources.COLUMNS, "completion") if key in raw}
             is_readable = kind is not None or isinstance(error, UnjudgeableError)
             yield Malformed(number, reason, str(error), text, is_readable)
 
 
 def _say_what_is_drawn(raw: Mapping[str, Any]) -> None:
     """Warn that moves are drawn, if a data set has columns but not those of the moves to ask about."""
-    others = sorted(raw.keys() - {*COLUMNS, "action_values"})
+    others = sorted(raw.keys() - {*sources.COLUMNS, "action_values"})
     if others and not {"action", "history"} & {*others}:
         _LOGGER.warning(
             "no column action: environment prompts ask about random legal moves (columns: %s)",
@@ -186,17 +175,16 @@ def parse_raw(raw: Mapping[str, Any]) -> Row:
 
 def _checked_values(fen: str, values: Any) -> list[dict[str, Any]]:
     try:
-        pairs = [(str(value["move"]), operator.index(value["cp"])) for value in values]
+        found = {str(value["move"]): operator.index(value["cp"]) for value in values}
     except (KeyError, TypeError) as error:
         raise NotationError(
             "action_values must be a list of {move, cp}, cp in whole centipawns", str(values)
         ) from error
-    if sorted(move for move, _ in pairs) != sorted(rules.legal_moves(fen)):
+    if len(found) < len(values) or sorted(found) != sorted(rules.legal_moves(fen)):
         raise NotationError("action_values do not name every legal move once", fen)
-    worths = [cp for _, cp in pairs]
-    if worths != sorted(worths, reverse=True):
+    if [*found.values()] != sorted(found.values(), reverse=True):
         raise NotationError("action_values are not ordered best first", fen)
-    return [{"move": move, "cp": cp} for move, cp in pairs]
+    return action_values_column(found)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -239,7 +227,7 @@ def pgn_positions(path: Path) -> Iterator[dict[str, Any]]:
     `action` is the move played and `history` the last moves up to and including it. Where a game
     cannot be read, there is a row with the reason as `fault` instead.
     """
-    with path.open(encoding=encoding_of(path), errors="replace") as file:
+    with path.open(encoding=_ENCODING, errors="replace") as file:
         for number in count(1):
             try:
                 if (game := chess.pgn.read_game(file)) is None:
@@ -249,15 +237,7 @@ def pgn_positions(path: Path) -> Iterator[dict[str, Any]]:
                 if isinstance(error, LookupError):
                     while file.readline().strip():  # its moves go on to an empty line
                         pass
-                fault = f"game {number}: {error}"
-                yield {"fen": None, "action": None, "history": [], "fault": fault}
-
-
-def encoding_of(file: Path) -> str:
-    """UTF-16 if the file begins with its byte order mark, else UTF-8, with or without one."""
-    with file.open("rb") as opened:
-        is_wide = opened.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    return "utf-16" if is_wide else "utf-8-sig"
+                yield {"fault": f"game {number}: {error}"}
 
 
 def game_positions(game: chess.pgn.Game) -> Iterator[dict[str, Any]]:
@@ -272,9 +252,7 @@ def game_positions(game: chess.pgn.Game) -> Iterator[dict[str, Any]]:
     for move in game.mainline_moves():
         if not move:
             raise ValueError(f"a null move after {board.fen()}")
-        asked = prompt_of(board, move.uci())
-        history = list(asked.history)
-        yield {"fen": asked.fen, "action": asked.action, "history": history, "fault": None}
+        yield asdict(prompt_of(board, move.uci()))
         board.push(move)
     if game.errors:
         raise ValueError(game.errors[0])

@@ -34,21 +34,11 @@ from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT
 from ..tasks.policy import POLICY, parse_policy_answer, write_policy_answer, write_policy_prompt
 from ..tasks.registry import TASKS, join_row
-from ..tasks.types import EnvironmentPrompt, ValueSource, values_by_move
-from . import synthesis
-from .loading import action_values_column, made_rows
+from ..tasks.types import EnvironmentPrompt, ValueSource, action_values_column, values_by_move
+from . import sources, synthesis
+from .loading import made_rows
 from .parsing import parse_rows, quarantine, raw_rows
-from .sources import (
-    FEATURES,
-    PROVENANCE_KEY,
-    Malformed,
-    PositionArguments,
-    Row,
-    RowArguments,
-    check_dataset_name,
-    dataset_file,
-    read_provenance,
-)
+from .sources import Malformed, PositionArguments, Row, RowArguments
 
 _BEST_MOVE = "best_move"
 
@@ -69,7 +59,7 @@ ROW_GROUP = 500  # rows, whose values are in memory at once
 _POLICY_PLIES = 6  # of the longest game before a synthetic policy row
 
 
-_WRITTEN = Features({"text": Value("string"), "action_values": FEATURES["action_values"]})
+_WRITTEN = Features({"text": Value("string"), "action_values": sources.FEATURES["action_values"]})
 
 
 # --------------------------------------------------------------------------------------------------
@@ -83,7 +73,7 @@ class PrepareArguments(PositionArguments, RowArguments, LabelArguments):
         "",
         "Data to label and repair: a packaged name, a Hub id, or a file of RookWorld rows, prompts, "
         "FENs, EPDs or PGN games. Leave it out to make synthetic rows only.",
-        check=check_dataset_name,
+        check=sources.check_dataset_name,
     )
     output_file: str = setting("", "Parquet file to write.")
     labels: Literal["stored", "stored_or_engine"] = with_default(
@@ -179,7 +169,7 @@ def read_rows(args: PrepareArguments, report: PrepareReport, quarantine_file: Pa
     Raises:
         RookWorldError: The data set cannot be read, or too much of it is malformed.
     """
-    rows = _on_disk(_rows(args, report, quarantine_file), FEATURES)
+    rows = _on_disk(_rows(args, report, quarantine_file), sources.FEATURES)
     if "duplicates" in args.repairs:
         first = _first_of_equal(rows)
         report.repaired["duplicates"] += len(rows) - len(first)
@@ -330,7 +320,7 @@ def write_parquet(
     with pq.ParquetWriter(incomplete, schema, compression="zstd") as writer:
         for table in tables:
             writer.write_table(table.cast(schema))
-        writer.add_key_value_metadata({PROVENANCE_KEY: json.dumps(provenance())})
+        writer.add_key_value_metadata({sources.PROVENANCE_KEY: json.dumps(provenance())})
     incomplete.replace(path)
 
 
@@ -338,7 +328,7 @@ def provenance(
     args: PrepareArguments, source: ValueSource | None, report: PrepareReport
 ) -> dict[str, Any]:
     """Where the rows come from and how they were made, for `write_parquet`."""
-    before = read_provenance(dataset_file(args.dataset_name)) if args.dataset_name else None
+    before = sources.read_provenance(sources.dataset_file(args.dataset_name))
     return {
         "dataset_name": args.dataset_name,
         "dataset_split": args.dataset_split,

@@ -40,13 +40,10 @@ PACKAGED_DATA = {
 
 
 FILE_LOADERS = {
-    ".jsonl": "json",
-    ".json": "json",
+    **dict.fromkeys((".jsonl", ".json"), "json"),
     ".parquet": "parquet",
     ".csv": "csv",
-    ".txt": "text",
-    ".fen": "text",
-    ".epd": "text",
+    **dict.fromkeys((".txt", ".fen", ".epd"), "text"),
     ".pgn": "",  # python-chess reads it
 }
 
@@ -56,11 +53,7 @@ COLUMNS = ("text", "prompt", "fen", "fault")  # of a raw row, one at least; faul
 
 FEATURES = Features(
     {
-        "task": Value("string"),
-        "prompt": Value("string"),
-        "completion": Value("string"),
-        "fen": Value("string"),
-        "action": Value("string"),
+        **dict.fromkeys(("task", "prompt", "completion", "fen", "action"), Value("string")),
         "history": List(Value("string")),
         "action_values": List({"move": Value("string"), "cp": Value("int64")}),
     }

@@ -16,26 +16,17 @@ from typing import Any, TypeVar
 import chess
 
 from ..common.errors import NotationError, RookWorldError
+from ..tasks import fill_in_record as record
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT, write_environment_prompt
 from ..tasks.fill_in import FILL_IN
-from ..tasks.fill_in_record import (
-    FEN_COLUMNS,
-    FEN_FIELDS,
-    FILL_IN_COLUMNS,
-    check_answer,
-    fen_parts,
-    mask,
-    write_fill_in_answer,
-    write_fill_in_prompt,
-)
 from ..tasks.policy import POLICY, write_policy_prompt
 from ..tasks.types import (
     FILL_IN_FIELDS,
     EnvironmentAnswer,
     EnvironmentPrompt,
     FillInField,
-    values_by_move,
+    action_values_column,
 )
 from .parsing import prompt_of
 from .sources import FIELD_SHARES, KIND_SHARES, Row
@@ -118,13 +109,10 @@ def mirror_images(rows: Iterable[Row]) -> Iterator[Row]:
     for row in rows:
         if row["task"] == POLICY.name and row["action_values"]:
             fen = rules.mirrored(row["fen"])
-            values = [
-                {"move": rules.mirrored_move(value["move"]), "cp": value["cp"]}
-                for value in row["action_values"]
-            ]
+            values = {rules.mirrored_move(v["move"]): v["cp"] for v in row["action_values"]}
             prompt = write_policy_prompt(fen)
-            answer = POLICY.truth(prompt, values_by_move(values)) or ""
-            yield POLICY.row(prompt, answer, EnvironmentPrompt(fen), values)
+            answer = POLICY.truth(prompt, values) or ""
+            yield POLICY.row(prompt, answer, EnvironmentPrompt(fen), action_values_column(values))
 
 
 def environment_row(prompt: EnvironmentPrompt) -> dict[str, Any]:
@@ -180,11 +168,13 @@ def fill_in_row(
     if not places:
         return None
     try:
-        prompt, hidden = mask(asked, answered, *rng.choice(places))
-        check_answer(prompt, hidden)
+        prompt, hidden = record.mask(asked, answered, *rng.choice(places))
+        record.check_answer(prompt, hidden)
     except NotationError:
         return None
-    return FILL_IN.row(write_fill_in_prompt(prompt), write_fill_in_answer(hidden), asked)
+    return FILL_IN.row(
+        record.write_fill_in_prompt(prompt), record.write_fill_in_answer(hidden), asked
+    )
 
 
 def _places(
@@ -195,13 +185,13 @@ def _places(
         yield from (("history", move) for move in range(len(asked.history) - 1))
     elif field == "flags":
         yield from (("terminated", None), ("truncated", None))
-    elif field in FILL_IN_COLUMNS:
+    elif field in record.Columns._fields:
         yield field, None
     else:
-        before, after = fen_parts(asked.fen), fen_parts(answered.fen)
-        for part, name in enumerate(FEN_FIELDS):
+        before, after = record.fen_parts(asked.fen), record.fen_parts(answered.fen)
+        for part, name in enumerate(record.FEN_FIELDS):
             if name == field and not (changed and before[part] == after[part]):
-                yield from ((column, part) for column in FEN_COLUMNS)
+                yield from ((column, part) for column in record.FEN_COLUMNS)
 
 
 def opening_positions(seed: int, max_plies: int) -> Iterator[str]:
@@ -332,14 +322,7 @@ def _promotions(board: chess.Board) -> Iterator[chess.Move]:
 
 def _game_end(rng: random.Random) -> EnvironmentPrompt:
     """A random small endgame in which some move ends the game the wanted way."""
-    wanted = rng.choice(
-        (
-            chess.Termination.CHECKMATE,
-            chess.Termination.STALEMATE,
-            chess.Termination.INSUFFICIENT_MATERIAL,
-            chess.Termination.SEVENTYFIVE_MOVES,
-        )
-    )
+    wanted = rng.choice(list(chess.Termination)[:4])  # mate, stalemate, material, 75 moves
     return _until_found(lambda: _ending_move(rng, wanted))
 
 
@@ -352,18 +335,11 @@ def _ending_move(rng: random.Random, wanted: chess.Termination) -> EnvironmentPr
         if wanted is chess.Termination.INSUFFICIENT_MATERIAL and not board.is_capture(move):
             continue
         board.push(move)
-        outcome = board.outcome() if _may_be(board, wanted) else None
+        outcome = board.outcome()
         board.pop()
         if outcome is not None and outcome.termination is wanted:
             return prompt_of(board, move.uci())
     return None
-
-
-def _may_be(board: chess.Board, wanted: chess.Termination) -> bool:
-    """A quick test whether the game may have ended in the wanted way; most moves do not end it."""
-    if wanted is chess.Termination.CHECKMATE:
-        return board.is_check()
-    return wanted is not chess.Termination.STALEMATE or not any(board.legal_moves)
 
 
 def _endgame(rng: random.Random, wanted: chess.Termination) -> chess.Board:

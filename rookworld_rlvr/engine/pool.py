@@ -89,32 +89,7 @@ def find_engine(path: str | None = None) -> str:
 # A process
 # --------------------------------------------------------------------------------------------------
 class EngineProcess(chess.engine.UciProtocol):
-    """An engine process that reports its identity and can be killed.
-
-    Of a search it reads only the last `info` line, which is all that is needed: an engine writes a line
-    for each depth, and python-chess would spend a fifth of the time of shallow searches on reading them.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._rest = b""  # of a line that has not ended yet
-        self._info = b""
-
-    def pipe_data_received(self, fd: int, data: str | bytes) -> None:
-        """Pass on an engine's output, but only the last `info` line before any other line."""
-        if fd != 1 or isinstance(data, str):
-            super().pipe_data_received(fd, data)
-            return
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        heard = b""
-        for line in lines:
-            if line.startswith(b"info "):
-                self._info = line + b"\n" if b" score " in line else self._info
-            else:
-                heard += self._info + line + b"\n"
-                self._info = b""
-        if heard:
-            super().pipe_data_received(fd, heard)
+    """An engine process that reports its identity and can be killed."""
 
     @classmethod
     async def start(cls, path: str) -> EngineProcess:
@@ -378,11 +353,7 @@ async def _value_move(
         raise NonsenseError("the answer has no score or no depth")
     if info["depth"] < depth - 1:
         raise NonsenseError("the search was less deep than asked")
-    return _value_before(info["score"].relative)
-
-
-def _value_before(score: chess.engine.Score) -> int:
-    """A move's value, from the score of the side that moves next."""
+    score = info["score"].relative  # of the side that moves next
     value = -score.score(mate_score=MATE_CP)
     is_mated = score.is_mate() and value > 0
     return value - 1 if is_mated else value  # to mate in n needs the move just played as well

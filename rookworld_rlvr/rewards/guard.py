@@ -113,10 +113,8 @@ class RewardGuard:
         """
         lost = self.failures(len(rewards))
         unscored = sorted(set().union(*lost.values()))
-        record(
-            {f"rewards/{name}/unscored": len(rows) / len(rewards) for name, rows in lost.items()}
-        )
-        record({"rewards/unscored": len(unscored) / len(rewards)})
+        counted = {f"{name}/unscored": rows for name, rows in lost.items()} | {"unscored": unscored}
+        record({f"rewards/{name}": len(rows) / len(rewards) for name, rows in counted.items()})
         left = rewards.clone()
         left[unscored] = torch.nan
         return left

@@ -15,17 +15,9 @@ from ..tasks.registry import TASKS, task_of
 from ..tasks.text import message_text
 from .composites import Options
 
-# What TRL passes, with the columns of the data.
-_GIVEN = {
-    "prompts",
-    "completions",
-    "completion_ids",
-    "task",
-    "fen",
-    "action",
-    "history",
-    "action_values",
-}
+# What TRL passes.
+_GIVEN = {"prompts", "completions", "completion_ids"}
+_COLUMNS = {"task", "fen", "action", "history", "action_values"}
 _LEFT_OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _OURS = ("name", "weight", "tasks")  # keys of a specification that are not options of the function
 
@@ -51,14 +43,13 @@ def own_faults(spec: Mapping[str, Any]) -> list[str]:
     ours = {key: value for key, value in spec.items() if key in _OURS}
     faults = record_faults(_OwnSpec, ours, f"rewards: {name}")
     parameters = inspect.signature(func).parameters
-    kinds = [parameter.kind for parameter in parameters.values()]
-    if inspect.Parameter.VAR_KEYWORD not in kinds:
+    if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
         faults.append(
             f"rewards: {name} takes {inspect.signature(func)}; TRL passes all columns of the data, "
             "so write def reward(prompts, completions, **columns)"
         )
     named = {key for key, parameter in parameters.items() if parameter.kind not in _LEFT_OPEN}
-    options = {*_OURS, *named} - _GIVEN
+    options = {*_OURS, *named} - _GIVEN - _COLUMNS
     faults += [
         f"rewards: {name} has no option {key!r}{close_matches(str(key), options)}"
         for key in spec

@@ -19,7 +19,7 @@ from __future__ import annotations
 import html
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import chess.svg
 from chess.svg import Arrow
@@ -102,17 +102,12 @@ def written_board(fen: str) -> chess.BaseBoard:
 # --------------------------------------------------------------------------------------------------
 def draw_board(
     board: chess.BaseBoard,
-    orientation: chess.Color,
+    below: chess.Color,
     arrows: Iterable[Arrow] = (),
-    fill: Mapping[chess.Square, str] | None = None,
+    fill: dict[chess.Square, str] | None = None,
 ) -> str:
     drawn = chess.svg.board(
-        board,
-        orientation=orientation,
-        fill=dict(fill or {}),
-        arrows=list(arrows),
-        size=_SIDE,
-        coordinates=False,
+        board, orientation=below, fill=fill or {}, arrows=arrows, size=_SIDE, coordinates=False
     )
     return _STYLE.sub(_as_attributes, _NEEDLESS.sub("", drawn))
 

@@ -5,31 +5,21 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from types import MappingProxyType
+from typing import ClassVar
 
 import chess
 from rapidfuzz.distance import LCSseq, Levenshtein
 
 from ..common.errors import IllegalPositionError, NotationError
 from . import rules
+from . import text as notation
 from .task import BELOW_EXACT, Metric, Row, Sampling, Task, documented
-from .text import (
-    ENVIRONMENT_PREFIX,
-    MAX_HISTORY,
-    clean,
-    clean_answer,
-    expand_placement,
-    parse_decimal,
-    parse_fen,
-    parse_loose_fen,
-    write_decimal,
-)
 from .types import EnvironmentAnswer, EnvironmentPrompt, Score, Values
 
 
 def write_environment_prompt(prompt: EnvironmentPrompt) -> str:
     """Write ``A: state+action+history+``."""
-    return f"{ENVIRONMENT_PREFIX} {prompt.fen}+{prompt.action}+{' '.join(prompt.history)}+"
+    return f"{notation.ENVIRONMENT_PREFIX} {prompt.fen}+{prompt.action}+{' '.join(prompt.history)}+"
 
 
 def parse_environment_prompt(text: str) -> EnvironmentPrompt:
@@ -41,14 +31,14 @@ def parse_environment_prompt(text: str) -> EnvironmentPrompt:
         NotationError: There are not three fields, the state is not a FEN, or the history has more than
             ten moves.
     """
-    body = clean(text).removeprefix(ENVIRONMENT_PREFIX)
+    body = notation.clean(text).removeprefix(notation.ENVIRONMENT_PREFIX)
     fields = body.split("+")
     if len(fields) != 4 or fields[3].strip(" "):
         raise NotationError("not the three fields 'state+action+history+'", body)
     history = tuple(item for item in fields[2].split(" ") if item)
-    if len(history) > MAX_HISTORY:
-        raise NotationError(f"more than {MAX_HISTORY} moves of history", body)
-    return EnvironmentPrompt(parse_fen(fields[0]), fields[1].strip(" "), history)
+    if len(history) > notation.MAX_HISTORY:
+        raise NotationError(f"more than {notation.MAX_HISTORY} moves of history", body)
+    return EnvironmentPrompt(notation.parse_fen(fields[0]), fields[1].strip(" "), history)
 
 
 def write_environment_answer(answer: EnvironmentAnswer) -> str:
@@ -60,7 +50,7 @@ def write_environment_answer(answer: EnvironmentAnswer) -> str:
     '8/8/8/8/8/4k3/8/4K3 w - - 0 1+0.5+1+0'
     """
     flags = f"{int(answer.terminated)}+{int(answer.truncated)}"
-    return f"{answer.fen}+{write_decimal(answer.reward)}+{flags}"
+    return f"{answer.fen}+{notation.write_decimal(answer.reward)}+{flags}"
 
 
 def parse_environment_answer(text: str) -> EnvironmentAnswer:
@@ -69,11 +59,11 @@ def parse_environment_answer(text: str) -> EnvironmentAnswer:
     Raises:
         NotationError: There are not four fields, or one of them is not a FEN, a number or a flag.
     """
-    return _parse_answer(text, parse_fen)
+    return _parse_answer(text, notation.parse_fen)
 
 
 def _parse_answer(text: str, read_fen: Callable[[str], str]) -> EnvironmentAnswer:
-    body = clean_answer(text)
+    body = notation.clean_answer(text)
     fields = [field.strip(" ") for field in body.split("+", 4)]
     if len(fields) != 4:
         raise NotationError("not the four fields 'next_state+reward+terminated+truncated'", body)
@@ -81,7 +71,7 @@ def _parse_answer(text: str, read_fen: Callable[[str], str]) -> EnvironmentAnswe
         if flag not in ("0", "1"):
             raise NotationError("a flag is neither 0 nor 1", flag)
     return EnvironmentAnswer(
-        read_fen(fields[0]), parse_decimal(fields[1]), fields[2] == "1", fields[3] == "1"
+        read_fen(fields[0]), notation.parse_decimal(fields[1]), fields[2] == "1", fields[3] == "1"
     )
 
 
@@ -93,7 +83,7 @@ def position_as_written(text: str) -> str:
     >>> position_as_written(" A: 8/8/8/8/8/4k3/8/4K3\\nw -  - 0 1 + 0.5 and so on")
     '8/8/8/8/8/4k3/8/4K3 w - -'
     """
-    fields = clean(text).partition("+")[0].split()
+    fields = notation.clean(text).partition("+")[0].split()
     if fields[:1] in (["A:"], ["P:"]):
         del fields[0]
     return " ".join(fields[:4])
@@ -165,7 +155,7 @@ def _state_shape(placement: str, true_placement: str, right: Sequence[bool]) -> 
     """The score of a wrong state, from 0.2 to 0.95, by right squares and fields, see `_share_right`."""
     squares = 1.0
     if placement != true_placement:
-        mine, true = map(expand_placement, (placement, true_placement))
+        mine, true = map(notation.expand_placement, (placement, true_placement))
         squares = (sum(map(str.__eq__, mine, true)) / 64) ** _SQUARES_POWER
     return MALFORMED + (BELOW_EXACT - MALFORMED) * _share_right(squares, right)
 
@@ -177,13 +167,13 @@ def _malformed_state(completion: str, true_fields: Sequence[str]) -> float:
     its squares: so an answer with nine squares in a rank is better than one with ten.
     """
     try:
-        fields = _parse_answer(completion, parse_loose_fen).fen.split(" ")
+        fields = _parse_answer(completion, notation.parse_loose_fen).fen.split(" ")
     except NotationError:
         return 0.0
     ranks, true_ranks = fields[0].split("/"), true_fields[0].split("/")
     in_order = LCSseq.normalized_similarity(ranks, true_ranks)
     near = Levenshtein.normalized_similarity(
-        "/".join(map(expand_placement, ranks)), "/".join(map(expand_placement, true_ranks))
+        *("/".join(map(notation.expand_placement, some)) for some in (ranks, true_ranks))
     )
     right = [mine == true for mine, true in zip(fields[1:], true_fields[1:], strict=True)]
     return MALFORMED * _share_right((in_order + near) / 2, right)
@@ -212,13 +202,11 @@ class EnvironmentTask(Task):
     """``A: state+action+history+``, answered by ``next_state+reward+terminated+truncated``."""
 
     name = "environment"
-    prefix = ENVIRONMENT_PREFIX
+    prefix = notation.ENVIRONMENT_PREFIX
     ability = "simulates the board (`A:` prompts)"
     rewards = ("exact", "state", "outcome", "format")
     meanings = documented(score_environment)
-    metrics = MappingProxyType(
-        {name: Metric(name) for name in ("exact", "state", "position", "format")}
-    )
+    metrics: ClassVar = {name: Metric(name) for name in ("exact", "state", "position", "format")}
     quality_words = "mean of next state and outcome"
     sampling = Sampling(temperature=0.95, top_p=0.95)  # what RookWorld-LM's authors settled on
     is_default = True

@@ -1,15 +1,16 @@
 """The fill-in task: restore what is hidden in an environment record.
 
-What a mask may hide and which answers fit is in `fill_in_record`, which only a run with such rows loads.
+What a mask may hide and which answers fit is in `fill_in_record`.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from types import MappingProxyType
+from typing import ClassVar
 
 from ..common.errors import NotationError
+from . import fill_in_record as record
 from .task import Metric, Row, Sampling, Task, documented
 from .text import FILL_IN_PREFIX
 from .types import FILL_IN_FIELDS, EnvironmentPrompt, Score, Values
@@ -22,20 +23,16 @@ class FillInTask(Task):
     prefix = FILL_IN_PREFIX
     ability = "fills in what is hidden in a record (`F:` prompts)"
     rewards = ("exact", "similarity", "format")
-    metrics = MappingProxyType(
-        {
-            "exact": Metric("exact"),
-            **{f"exact_{field}": Metric("exact", field) for field in FILL_IN_FIELDS},
-            "format": Metric("format"),
-        }
-    )
+    metrics: ClassVar = {
+        "exact": Metric("exact"),
+        **{f"exact_{field}": Metric("exact", field) for field in FILL_IN_FIELDS},
+        "format": Metric("format"),
+    }
     quality_words = "similarity to the nearest answer that fits"
     sampling = Sampling(temperature=0.95, top_p=0.95)  # as for the environment task
 
     def split(self, row: str) -> tuple[str, str]:
         """See `Task`."""
-        from . import fill_in_record as record
-
         fields = row.split("+", 7)
         if len(fields) < 8:
             raise NotationError("fewer than eight fields in the fill-in row", row)
@@ -45,14 +42,10 @@ class FillInTask(Task):
 
     def parse_answer(self, prompt: str, completion: str) -> str:
         """See `Task`; the answer must have the form of the hidden field."""
-        from . import fill_in_record as record
-
         return record.parse_fill_in_answer(record.parse_fill_in_prompt(prompt).field, completion)
 
     def position(self, prompt: str) -> EnvironmentPrompt:
         """See `Task`; the mask is replaced by an answer that fits."""
-        from . import fill_in_record as record
-
         asked = record.parse_fill_in_prompt(prompt)
         return record.filled(asked.columns, record.fitting(asked)[0])[0]
 
@@ -61,14 +54,10 @@ class FillInTask(Task):
 
     def read_prompt(self, text: str) -> str:
         """See `Task`."""
-        from . import fill_in_record as record
-
         return record.write_fill_in_prompt(record.parse_fill_in_prompt(text))
 
     def check(self, prompt: str, completion: str) -> EnvironmentPrompt:
         """See `Task`; the mask is replaced by the row's answer, which must fit."""
-        from . import fill_in_record as record
-
         asked = record.parse_fill_in_prompt(prompt)
         answer = record.parse_fill_in_answer(asked.field, completion)
         record.check_answer(asked, answer)
@@ -76,8 +65,6 @@ class FillInTask(Task):
 
     def part(self, row: Row) -> str:
         """See `Task`: the hidden field."""
-        from . import fill_in_record as record
-
         return record.parse_fill_in_prompt(row["prompt"]).field
 
     def score(self, prompt: str, completion: str, values: Values | None = None) -> Score | None:
@@ -90,8 +77,6 @@ class FillInTask(Task):
         - `similarity`: 1 if exact; else 0.95 times the normalised similarity (1 minus edit distance) to
           the nearest answer.
         """
-        from . import fill_in_record as record
-
         asked = record.judged_prompt(prompt)
         return None if asked is None else record.score_fill_in(asked, completion)
 
@@ -106,21 +91,15 @@ class FillInTask(Task):
 
     def truth(self, prompt: str, values: Values | None = None) -> str:
         """See `Task`; the first of the answers that fit."""
-        from . import fill_in_record as record
-
         return record.write_fill_in_answer(record.fitting(record.parse_fill_in_prompt(prompt))[0])
 
     def right_answer(self, prompt: str, values: Values | None, draw: random.Random) -> str:
         """See `Task`."""
-        from . import fill_in_record as record
-
         fits = record.fitting(record.parse_fill_in_prompt(prompt))
         return record.write_fill_in_answer(draw.choice(fits))
 
     def guess(self, prompt: str, draw: random.Random) -> str:
         """See `Task`: a text that has the form of the hidden field, see `fill_in_record.guesses`."""
-        from . import fill_in_record as record
-
         guesses = record.guesses(record.parse_fill_in_prompt(prompt))
         return record.write_fill_in_answer(draw.choice(guesses))
 
@@ -130,9 +109,21 @@ class FillInTask(Task):
 
     def board(self, row: Row, completion: str, values: Values | None = None) -> str:
         """See `Task`: the record's state and action; the caption has the answer and one that fits."""
-        from . import fill_in_record as record
+        from . import boards  # only pictures need it
 
-        return record.draw_record(row["prompt"], completion)
+        asked = record.parse_fill_in_prompt(row["prompt"])
+        fits = record.fitting(asked)
+        position, _ = record.filled(asked.columns, fits[0])
+        try:
+            answer = record.parse_fill_in_answer(asked.field, completion)
+            verdict = "right" if answer in fits else "wrong"
+            words = f"{verdict}: {asked.field.replace('_', ' ')} {answer}"
+        except NotationError as error:
+            words = f"unreadable: {error.reason}"
+        others = f", or {len(fits) - 1} more" if len(fits) > 1 else ""
+        words += f"; fits: {fits[0]}{others}"
+        arrows = boards.action_arrows(position.action)
+        return boards.position_board(position.fen, arrows, caption=words)
 
 
 FILL_IN = FillInTask()

@@ -26,12 +26,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, product
+from typing import NamedTuple
 
 import chess
 from rapidfuzz.distance import Levenshtein
 
 from ..common.errors import IllegalPositionError, NotationError, UnjudgeableError
 from . import rules
+from . import text as notation
 from .environment import (
     parse_environment_answer,
     parse_environment_prompt,
@@ -39,21 +41,19 @@ from .environment import (
     write_environment_prompt,
 )
 from .task import BELOW_EXACT
-from .text import (
-    COUNTER,
-    ENVIRONMENT_PREFIX,
-    FILL_IN_PREFIX,
-    clean,
-    clean_answer,
-    contract_rank,
-    expand_placement,
-    is_rank,
-    parse_decimal,
-    parse_fen,
-    parse_move,
-    write_decimal,
-)
 from .types import EnvironmentAnswer, EnvironmentPrompt, FillInField, Score
+
+
+class Columns(NamedTuple):
+    """The columns of a record as text; one or two of them may hold the mask."""
+
+    state: str  # the FEN before the action
+    action: str  # UCI, or any other text as it was written
+    history: str  # up to ten actions, oldest first, the current action last
+    next_state: str  # the FEN after the action
+    reward: str
+    terminated: str
+    truncated: str
 
 
 @dataclass(frozen=True)
@@ -63,43 +63,17 @@ class FillInPrompt:
     If the action is masked, the last move of the history, which is the action, is masked too.
     """
 
-    columns: tuple[str, ...]  # the seven as text, with the mask
+    columns: Columns
     field: FillInField  # what is masked
     column: str  # the name of the column with the mask
     # Index of a move in the history, or of a FEN's 13 parts; None: the whole column.
     part: int | None
-
-    @property
-    def state(self) -> str:
-        """The FEN before the action."""
-        return self.columns[0]
-
-    @property
-    def action(self) -> str:
-        """UCI, or any other text as it was written."""
-        return self.columns[1]
-
-    @property
-    def history(self) -> tuple[str, ...]:
-        """Up to ten actions, oldest first, the current action last."""
-        return tuple(self.columns[2].split())
-
-    @property
-    def next_state(self) -> str:
-        """The FEN after the action, or the mask alone."""
-        return self.columns[3]
 
 
 # --------------------------------------------------------------------------------------------------
 # Text
 # --------------------------------------------------------------------------------------------------
 MASK = "[MASK]"
-
-
-FILL_IN_COLUMNS = (
-    *("state", "action", "history"),
-    *("next_state", "reward", "terminated", "truncated"),
-)
 
 
 FEN_COLUMNS = ("state", "next_state")
@@ -161,7 +135,7 @@ def join_fen(parts: Sequence[str]) -> str:
 
 def write_fill_in_prompt(prompt: FillInPrompt) -> str:
     """Write ``F: state+action+history+next_state+reward+terminated+truncated+`` with a mask in it."""
-    return f"{FILL_IN_PREFIX} {'+'.join(prompt.columns)}+"
+    return f"{notation.FILL_IN_PREFIX} {'+'.join(prompt.columns)}+"
 
 
 def parse_fill_in_prompt(text: str) -> FillInPrompt:
@@ -175,19 +149,21 @@ def parse_fill_in_prompt(text: str) -> FillInPrompt:
         NotationError: There are not seven columns, one of them is malformed, there is not exactly one
             mask, or the mask hides something else.
     """
-    body = clean(text)
-    columns = [column.strip(" ") for column in body.removeprefix(FILL_IN_PREFIX).split("+")]
-    if not body.startswith(FILL_IN_PREFIX) or len(columns) != 8 or columns[7]:
+    body = notation.clean(text)
+    columns = [
+        column.strip(" ") for column in body.removeprefix(notation.FILL_IN_PREFIX).split("+")
+    ]
+    if not body.startswith(notation.FILL_IN_PREFIX) or len(columns) != 8 or columns[7]:
         raise NotationError("not the seven fields of a fill-in prompt after 'F:'", body)
     masked = [
-        name for name, column in zip(FILL_IN_COLUMNS, columns, strict=False) if MASK in column
+        name for name, column in zip(Columns._fields, columns, strict=False) if MASK in column
     ]
     if masked == ["action", "history"] and columns[2].endswith(MASK) and body.count(MASK) == 2:
         masked = ["action"]
     elif len(masked) != 1 or body.count(MASK) != 1 or masked == ["action"]:
         raise NotationError(f"not one {MASK} (of the action two, one ends the history)", body)
     (column,) = masked
-    field, part = _masked_part(column, columns[FILL_IN_COLUMNS.index(column)])
+    field, part = _masked_part(column, columns[Columns._fields.index(column)])
     asked, answered = filled(columns, _UNMASKED[field])
     return mask(asked, answered, column, part)[0]
 
@@ -210,18 +186,18 @@ def parse_fill_in_answer(field: FillInField, text: str) -> str:
     Raises:
         NotationError: The text does not have the form of the field.
     """
-    text = clean_answer(text)
+    text = notation.clean_answer(text)
     match field:
         case "action" | "history":
-            return parse_move(text)
+            return notation.parse_move(text)
         case "next_state":
-            return parse_fen(text)
+            return notation.parse_fen(text)
         case "reward":
-            return write_decimal(parse_decimal(text))
+            return notation.write_decimal(notation.parse_decimal(text))
         case "rank":
-            is_value = is_rank(text)
+            is_value = notation.is_rank(text)
         case "clocks":
-            is_value = COUNTER.fullmatch(text) is not None
+            is_value = notation.COUNTER.fullmatch(text) is not None
         case _:
             is_value = text in _VALUES[field]
     if not is_value:
@@ -269,9 +245,11 @@ def fitting(prompt: FillInPrompt) -> tuple[str, ...]:
         NotationError: No answer fits, or nobody can say which do: the masked action was illegal, so any
             illegal text would fit; or a move of an incomplete history is masked.
     """
-    if prompt.field == "action" and prompt.columns[6] == "1":
+    if prompt.field == "action" and prompt.columns.truncated == "1":
         reason = "a masked action was illegal: any illegal text would fit"
-    elif prompt.field == "history" and _plies(prompt.state) != len(prompt.history) - 1:
+    elif prompt.field == "history" and _plies(prompt.columns.state) != prompt.columns.history.count(
+        " "
+    ):
         reason = "a masked move of an incomplete history cannot be judged"
     else:
         with suppress(IllegalPositionError):
@@ -339,25 +317,24 @@ def mask(
     Args:
         asked: The environment's prompt.
         answered: The environment's answer.
-        column: One of `FILL_IN_COLUMNS`.
+        column: One of `Columns`.
         part: Which part of a FEN or of the history, see `FillInPrompt`; None hides the whole column.
 
     Raises:
         NotationError: This column or part cannot be masked.
     """
     row = write_environment_prompt(asked) + write_environment_answer(answered)
-    texts = row.removeprefix(ENVIRONMENT_PREFIX).strip(" ").split("+")
-    at = FILL_IN_COLUMNS.index(column)
-    hidden, texts[at] = texts[at], MASK
+    columns = Columns(*row.removeprefix(notation.ENVIRONMENT_PREFIX).strip(" ").split("+"))
+    hidden, left = getattr(columns, column), MASK
     if part is not None:
         split, join = (fen_parts, join_fen) if column in FEN_COLUMNS else (str.split, " ".join)
         parts = list(split(hidden))
         hidden, parts[part] = parts[part], MASK
-        texts[at] = join(parts)
+        left = join(parts)
     if column == "action":
-        texts[2] = " ".join((*asked.history[:-1], MASK))
-    field, _ = _masked_part(column, texts[at])
-    return FillInPrompt(tuple(texts), field, column, part), hidden
+        columns = columns._replace(history=" ".join((*asked.history[:-1], MASK)))
+    field, _ = _masked_part(column, left)
+    return FillInPrompt(columns._replace(**{column: left}), field, column, part), hidden
 
 
 # --------------------------------------------------------------------------------------------------
@@ -425,7 +402,7 @@ def _history_agrees(prompt: FillInPrompt, asked: EnvironmentPrompt) -> bool:
     assert prompt.part is not None
     start = list(fen_parts(chess.STARTING_FEN))
     start[prompt.part] = MASK
-    return join_fen(start) != prompt.state
+    return join_fen(start) != prompt.columns.state
 
 
 def _plies(fen: str) -> int:
@@ -457,11 +434,11 @@ def _candidates(prompt: FillInPrompt) -> Iterable[str]:
         IllegalPositionError: The record has a position that is not legal, so no answer fits.
     """
     if prompt.field == "action":
-        return _legal_moves(prompt.state)
+        return _legal_moves(prompt.columns.state)
     if prompt.field == "history":
-        return _legal_moves(replay(prompt.history[: prompt.part]) or "")
+        return _legal_moves(replay(tuple(prompt.columns.history.split()[: prompt.part])) or "")
     if prompt.column == "next_state":
-        fen = rules.transition(prompt.state, prompt.action).fen
+        fen = rules.transition(prompt.columns.state, prompt.columns.action).fen
         return [fen if prompt.part is None else fen_parts(fen)[prompt.part]]
     if prompt.field == "rank":
         return _ranks(prompt)
@@ -481,7 +458,7 @@ def _legal_moves(fen: str) -> Iterator[str]:
 
 def _clocks(prompt: FillInPrompt) -> Iterable[str]:
     assert prompt.part is not None
-    after = int(fen_parts(prompt.next_state)[prompt.part])
+    after = int(fen_parts(prompt.columns.next_state)[prompt.part])
     if prompt.part == _HALF_MOVES and after == 0:
         return map(str, range(_LAST_HALF_MOVE + 1))
     return str(after - 1), str(after)
@@ -493,10 +470,10 @@ _BEFORE_CASTLING = ({4: "k", 5: ".", 6: ".", 7: "r"}, {0: "r", 2: ".", 3: ".", 4
 def _ranks(prompt: FillInPrompt) -> Iterator[str]:
     """Candidates for a rank of the state: any contents where the action may have changed it."""
     assert prompt.part is not None
-    after = expand_placement(prompt.next_state.split(" ")[0])
+    after = notation.expand_placement(prompt.columns.next_state.split(" ")[0])
     rank = after[8 * prompt.part : 8 * prompt.part + 8]
     changed: dict[int, Iterable[str]] = {}
-    if move := _readable(prompt.action):
+    if move := _readable(prompt.columns.action):
         start, end = map(chess.square_mirror, (move.from_square, move.to_square))
         passed = start - start % 8 + end % 8  # where a pawn is taken in passing
         for square in (start, end, passed):
@@ -509,7 +486,7 @@ def _ranks(prompt: FillInPrompt) -> Iterator[str]:
     tried: list[Mapping[int, Iterable[str]]] = [changed, *castled]
     for contents in tried:
         for squares in product(*(contents.get(file, rank[file]) for file in range(8))):
-            yield contract_rank("".join(squares))
+            yield notation.contract_rank("".join(squares))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -557,41 +534,16 @@ def guesses(prompt: FillInPrompt) -> Sequence[str]:
     100, or all values of the other fields.
     """
     if prompt.field == "action":
-        return rules.legal_moves(prompt.state)
+        return rules.legal_moves(prompt.columns.state)
     if prompt.field == "history":
-        before = replay(prompt.history[: prompt.part])
+        before = replay(tuple(prompt.columns.history.split()[: prompt.part]))
         return rules.legal_moves(before) if before is not None else []
     if prompt.field == "next_state":
-        moves = rules.legal_moves(prompt.state)
-        return [rules.transition(prompt.state, move).fen for move in moves]
+        moves = rules.legal_moves(prompt.columns.state)
+        return [rules.transition(prompt.columns.state, move).fen for move in moves]
     if prompt.field == "rank":
-        other = prompt.next_state if prompt.column == "state" else prompt.state
+        other = prompt.columns.next_state if prompt.column == "state" else prompt.columns.state
         return fen_parts(other)[:8]
     if prompt.field == "clocks":
         return [str(number) for number in range(100)]
     return _VALUES[prompt.field]
-
-
-# --------------------------------------------------------------------------------------------------
-# Board
-# --------------------------------------------------------------------------------------------------
-def draw_record(prompt: str, completion: str) -> str:
-    """A record's state and action as one SVG element; the caption has the answer and one that fits.
-
-    Raises:
-        NotationError: The prompt is malformed, or no answer fits it.
-    """
-    from . import boards  # only pictures need it
-
-    record = parse_fill_in_prompt(prompt)
-    fits = fitting(record)
-    asked, _ = filled(record.columns, fits[0])
-    try:
-        answer = parse_fill_in_answer(record.field, completion)
-        verdict = "right" if answer in fits else "wrong"
-        words = f"{verdict}: {record.field.replace('_', ' ')} {answer}"
-    except NotationError as error:
-        words = f"unreadable: {error.reason}"
-    others = f", or {len(fits) - 1} more" if len(fits) > 1 else ""
-    words += f"; fits: {fits[0]}{others}"
-    return boards.position_board(asked.fen, boards.action_arrows(asked.action), caption=words)

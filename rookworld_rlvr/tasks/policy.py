@@ -6,20 +6,12 @@ import math
 import random
 import re
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from typing import ClassVar
 
 from ..common.errors import NotationError, UnjudgeableError
 from . import rules
+from . import text as notation
 from .task import Metric, Row, Sampling, Task, documented
-from .text import (
-    POLICY_PREFIX,
-    clean,
-    clean_answer,
-    parse_decimal,
-    parse_fen,
-    parse_move,
-    write_decimal,
-)
 from .types import MATE_CP, EnvironmentPrompt, PolicyAnswer, Score, Values
 
 MAX_CANDIDATES = 5
@@ -40,7 +32,7 @@ _SECTIONS = re.compile(r"M:( [^:]*) E:( [^:]*) B:( [^:]*)")
 
 def write_policy_prompt(fen: str) -> str:
     """Write ``P: FEN`` and its padding except for the last space."""
-    return f"{POLICY_PREFIX} {fen:<{_FEN_WIDTH}}"
+    return f"{notation.POLICY_PREFIX} {fen:<{_FEN_WIDTH}}"
 
 
 def parse_policy_prompt(text: str) -> str:
@@ -49,16 +41,16 @@ def parse_policy_prompt(text: str) -> str:
     Raises:
         NotationError: The prefix is missing, or what follows is not a FEN.
     """
-    body = clean(text)
-    if not body.startswith(POLICY_PREFIX):
+    body = notation.clean(text)
+    if not body.startswith(notation.POLICY_PREFIX):
         raise NotationError("a policy prompt must start with 'P:'", body)
-    return parse_fen(body[len(POLICY_PREFIX) :])
+    return notation.parse_fen(body[len(notation.POLICY_PREFIX) :])
 
 
 def write_policy_answer(answer: PolicyAnswer) -> str:
     """Write `` M: moves E: evaluations B: move``, padded like the public data."""
     moves = " ".join(answer.moves) + " "
-    evaluations = " ".join(map(write_decimal, answer.evaluations)) + " "
+    evaluations = " ".join(map(notation.write_decimal, answer.evaluations)) + " "
     return f" M: {moves:<{_MOVES_WIDTH}}E: {evaluations:<{_EVALUATIONS_WIDTH}}B: {answer.best_move}"
 
 
@@ -71,7 +63,7 @@ def parse_policy_answer(text: str) -> PolicyAnswer:
         NotationError: A section is missing, out of order or empty, or contains something that is not a
             move or a number.
     """
-    body = clean_answer(text)
+    body = notation.clean_answer(text)
     sections = _SECTIONS.fullmatch(body)
     if sections is None:
         raise NotationError("not the three sections 'M: … E: … B: …'", body)
@@ -85,22 +77,16 @@ def parse_policy_answer(text: str) -> PolicyAnswer:
     if len(best) != 1:
         raise NotationError("section 'B:' needs one move", body)
     for move in (*moves, *best):
-        parse_move(move)
-    return PolicyAnswer(tuple(moves), tuple(map(parse_decimal, evaluations)), best[0])
+        notation.parse_move(move)
+    return PolicyAnswer(tuple(moves), tuple(map(notation.parse_decimal, evaluations)), best[0])
 
 
 # --------------------------------------------------------------------------------------------------
 # Scores
 # --------------------------------------------------------------------------------------------------
 _REWARDS = (
-    "best_move",
-    "regret",
-    "rank",
-    "candidates",
-    "evaluation",
-    "legality",
-    "consistency",
-    "format",
+    *("best_move", "regret", "rank", "candidates"),
+    *("evaluation", "legality", "consistency", "format"),
 )
 
 
@@ -271,22 +257,20 @@ class PolicyTask(Task):
     """``P: FEN`` and its padding, answered by `` M: moves E: evaluations B: move``."""
 
     name = "policy"
-    prefix = POLICY_PREFIX
+    prefix = notation.POLICY_PREFIX
     ability = "plays chess (`P:` prompts)"
     rewards = _REWARDS
     meanings = documented(score_policy)
-    metrics = MappingProxyType(
-        {
-            "expected_score": Metric("expected_score", kind="mean"),
-            "best_move": Metric("best_move_hit"),
-            "best_move_white": Metric("best_move_hit", "w"),
-            "best_move_black": Metric("best_move_hit", "b"),
-            "top_five": Metric("top_five"),
-            "legal": Metric("legal"),
-            "all_legal": Metric("legality"),
-            "format": Metric("format"),
-        }
-    )
+    metrics: ClassVar = {
+        "expected_score": Metric("expected_score", kind="mean"),
+        "best_move": Metric("best_move_hit"),
+        "best_move_white": Metric("best_move_hit", "w"),
+        "best_move_black": Metric("best_move_hit", "b"),
+        "top_five": Metric("top_five"),
+        "legal": Metric("legal"),
+        "all_legal": Metric("legality"),
+        "format": Metric("format"),
+    }
     headline = "expected_score"
     right = "best_move"
     quality_words = "0.5 best move, 0.3 candidates, 0.2 evaluation"

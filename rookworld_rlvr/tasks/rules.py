@@ -34,19 +34,7 @@ Phase = Literal["opening", "middlegame", "endgame"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
-REWARD_CONTINUES = 0.001
-
-
-REWARD_CHECKMATE = 1.0
-
-
-REWARD_DRAW = 0.5
-
-
-REWARD_ILLEGAL = -1.0
-
-
-REWARDS = (REWARD_CONTINUES, REWARD_CHECKMATE, REWARD_DRAW, REWARD_ILLEGAL)
+REWARDS = REWARD_CONTINUES, REWARD_CHECKMATE, REWARD_DRAW, REWARD_ILLEGAL = 0.001, 1.0, 0.5, -1.0
 
 
 def board_of(fen: str) -> chess.Board:
@@ -65,12 +53,12 @@ def board_of(fen: str) -> chess.Board:
         board.ep_square = None
     status &= ~(chess.STATUS_INVALID_EP_SQUARE | chess.STATUS_BAD_CASTLING_RIGHTS)
     if status:
-        kind = next(
-            (kind for flag, kind in _ILLEGAL.items() if status & flag), "an impossible position"
-        )
+        kinds = (kind for flag, kind in _ILLEGAL.items() if status & flag)
         names = (flag.name or "" for flag in chess.Status if status & flag)
         why = ", ".join(names).lower().replace("_", " ")
-        raise IllegalPositionError(f"not a legal chess position: {fen!r} ({why})", kind)
+        raise IllegalPositionError(
+            f"not a legal chess position: {fen!r} ({why})", next(kinds, "an impossible position")
+        )
     return board
 
 
@@ -157,10 +145,8 @@ def phase(fen: str) -> Phase:
     pieces = (board.occupied & ~(board.pawns | board.kings)).bit_count()
     if pieces <= 6:
         return "endgame"
-    home = (
-        board.occupied_co[chess.WHITE] & chess.BB_RANK_1,
-        board.occupied_co[chess.BLACK] & chess.BB_RANK_8,
-    )
+    black, white = board.occupied_co
+    home = white & chess.BB_RANK_1, black & chess.BB_RANK_8
     sparse = any(side.bit_count() < 4 for side in home)
     return "middlegame" if pieces <= 10 or sparse else "opening"
 
@@ -279,10 +265,10 @@ def played_on(fen: str, action: str) -> EnvironmentAnswer:
         move = chess.Move.from_uci(action)
     except ValueError:
         return EnvironmentAnswer(board.fen(), REWARD_ILLEGAL, terminated=False, truncated=True)
-    is_played = not move or board.piece_at(move.from_square) is not None  # 0000 passes
-    board.push(move if is_played else chess.Move.null())
-    if is_played:
+    if not move or board.piece_at(move.from_square) is not None:  # 0000 passes
+        board.push(move)
         return EnvironmentAnswer(board.fen(), *_ending(board), truncated=False)
+    board.push(chess.Move.null())
     board.turn = not board.turn
     return EnvironmentAnswer(board.fen(), REWARD_ILLEGAL, terminated=False, truncated=True)
 
@@ -295,14 +281,10 @@ def double_step_square(fen: str, action: str) -> str | None:
     """
     board = board_of(fen)
     try:
-        move = read_legal(board, action)
+        board.push(read_legal(board, action))
     except ValueError:
         return None
-    if board.piece_type_at(move.from_square) != chess.PAWN:
-        return None
-    if abs(move.to_square - move.from_square) != 16:
-        return None
-    return chess.square_name((move.from_square + move.to_square) // 2)
+    return None if board.ep_square is None else chess.square_name(board.ep_square)
 
 
 def _ending(board: chess.Board) -> tuple[float, bool]:

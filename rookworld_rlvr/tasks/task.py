@@ -15,7 +15,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from ..common.errors import NotationError
@@ -108,7 +107,7 @@ class Task(ABC):
     prefix: ClassVar[str]
     ability: ClassVar[str]
     rewards: ClassVar[Sequence[str]] = ("exact",)
-    meanings: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    meanings: ClassVar[Mapping[str, str]] = {}
     metrics: ClassVar[Mapping[str, Metric]] = {"exact": Metric("exact")}
     headline: ClassVar[str] = "exact"
     right: ClassVar[str] = ""

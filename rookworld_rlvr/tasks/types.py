@@ -81,3 +81,8 @@ Values = Mapping[str, int]
 def values_by_move(column: Any) -> Values | None:
     """A row's `action_values` by move; None if the row has none."""
     return {value["move"]: value["cp"] for value in column} if column else None
+
+
+def action_values_column(values: Values) -> list[dict[str, Any]]:
+    """Values by move, best first, as the column `action_values`."""
+    return [{"move": move, "cp": cp} for move, cp in values.items()]

@@ -20,9 +20,8 @@ from rookworld_rlvr.data.parsing import (
     parse_raw,
     parse_rows,
     pgn_positions,
-    raw_rows,
 )
-from rookworld_rlvr.data.sources import Malformed, RowArguments, SourceArguments
+from rookworld_rlvr.data.sources import Malformed, RowArguments
 from rookworld_rlvr.data.synthesis import environment_prompts, environment_row, opening_positions
 from rookworld_rlvr.tasks.registry import is_right
 
@@ -186,30 +185,22 @@ def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
         load_data(DataArguments(dataset_name=str(tmp_path / "none.txt")))
 
 
-@pytest.mark.parametrize("ending", ["fen", "PGN"])
-def test_what_windows_writes_is_read(ending: str, tmp_path: Path) -> None:
-    path = tmp_path / f"wide.{ending}"
-    path.write_text(GAMES if ending == "PGN" else f"{chess.STARTING_FEN}\n", encoding="utf-16")
-    rows = [*raw_rows(SourceArguments(dataset_name=str(path)))]
-    assert rows[0].get("fen", rows[0].get("text")) == chess.STARTING_FEN
-
-
 def test_a_game_that_python_chess_fails_on_is_named_and_the_next_is_read(tmp_path: Path) -> None:
     broken = '[Event "x"]\n\n1. e4 e5 2. Ke3 Nf6) 3. Nf3!\n4. d4 *\n\n'
     (tmp_path / "games.pgn").write_text(broken + '[Event "y"]\n\n1. d4 d5 *\n')
     rows = list(pgn_positions(tmp_path / "games.pgn"))
-    assert [row["action"] for row in rows] == [None, "d2d4", "d7d5"]
+    assert [row.get("action") for row in rows] == [None, "d2d4", "d7d5"]
     assert rows[0]["fault"].startswith("game 1: ")
 
 
 def test_games_are_read_as_far_as_they_go(tmp_path: Path) -> None:
     (tmp_path / "games.pgn").write_text(GAMES)
     rows = list(pgn_positions(tmp_path / "games.pgn"))
-    faults = [row["fault"] for row in rows if row["fault"]]
+    faults = [row["fault"] for row in rows if "fault" in row]
     assert len(faults) == 2 and "Ke3" in faults[0] and "Atomic" in faults[1]
-    played = [row["action"] for row in rows if row["fen"]]
+    played = [row["action"] for row in rows if "fen" in row]
     assert played[:7] == ["e2e4", "e7e5", "f1c4", "b8c6", "d1h5", "g8f6", "h5f7"]
-    assert rows[2]["history"] == ["e2e4", "e7e5", "f1c4"] and " w " in rows[2]["fen"]
+    assert rows[2]["history"] == ("e2e4", "e7e5", "f1c4") and " w " in rows[2]["fen"]
     assert faults[0].startswith("game 2: ") and faults[1].startswith("game 3: ")
     with pytest.raises(RookWorldError, match=r"cannot be read to its end: .game 2"):
         load_data(DataArguments(dataset_name=str(tmp_path / "games.pgn"), tasks=["environment"]))
@@ -235,8 +226,8 @@ def test_one_odd_game_does_not_refuse_the_others(tmp_path: Path) -> None:
     odd = '[FEN "garbage"]\n[SetUp "1"]\n\n1. e4 *\n\n1. e4 -- 2. d4 *\n\n1. d4 d5 *\n'
     (tmp_path / "games.pgn").write_text(odd)
     rows = list(pgn_positions(tmp_path / "games.pgn"))
-    assert [row["action"] for row in rows if row["fen"]] == ["e2e4", "d2d4", "d7d5"]
-    assert sum(row["fault"] is not None for row in rows) == 2
+    assert [row["action"] for row in rows if "fen" in row] == ["e2e4", "d2d4", "d7d5"]
+    assert sum("fault" in row for row in rows) == 2
 
 
 def test_moves_that_come_along_are_moves(tmp_path: Path) -> None:

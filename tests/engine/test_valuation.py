@@ -11,10 +11,7 @@ import chess.engine
 import pytest
 
 from rookworld_rlvr.engine.labeller import Labeller
-from rookworld_rlvr.engine.pool import (
-    EngineProcess,
-    value_moves,
-)
+from rookworld_rlvr.engine.pool import value_moves
 from rookworld_rlvr.tasks.types import Values
 
 from ..engines import START, engine_arguments
@@ -175,21 +172,3 @@ def test_all_searches_of_a_position_belong_to_one_game_and_the_next_position_to_
 def test_a_moves_worth_from_the_score_of_the_answer(answer: chess.engine.Score, cp: int) -> None:
     values = run(ScriptedEngine(lambda move, size: answer))
     assert set(values.values()) == {cp}
-
-
-def test_only_the_last_info_of_a_search_is_heard() -> None:
-    async def protocol_in_a_loop() -> EngineProcess:
-        return EngineProcess()
-
-    protocol = asyncio.run(protocol_in_a_loop())
-    heard: list[str] = []
-    protocol._line_received = heard.append  # type: ignore[method-assign, assignment]
-    written = (
-        b"info string network\ninfo depth 1 score cp 5\ninfo depth 2 score cp 7\r\n"
-        b"info depth 3 currmove e2e4\nbestmove e2e4\nreadyok\ninfo depth 1 score cp 9\nbestmove"
-    )
-    for start in range(0, len(written), 7):  # as pipes cut it
-        protocol.pipe_data_received(1, written[start : start + 7])
-    assert heard == ["info depth 2 score cp 7", "bestmove e2e4", "readyok"]
-    protocol.pipe_data_received(1, b" e7e5\n")
-    assert heard[3:] == ["info depth 1 score cp 9", "bestmove e7e5"]
