@@ -61,21 +61,24 @@ def wrapped(text: str, indent: int = 2) -> str:
     )
 
 
+_WHOLE_WORDS = {"break_long_words": False, "break_on_hyphens": False}
+
+
+def entry(head: str, text: str) -> str:
+    """A list's entry: a head and a text, whose further lines are indented by the head's length."""
+    return textwrap.fill(
+        text, width(), initial_indent=head, subsequent_indent=" " * len(head), **_WHOLE_WORDS
+    )
+
+
 def cells(head: str, numbers: Iterable[str]) -> list[str]:
     """Lines of names with their numbers, which stay together; further lines are indented like the first.
 
     >>> cells("policy  ", ["best_move 25.0%", "format 100.0%"])
     ['policy  best_move 25.0%  format 100.0%']
     """
-    text = textwrap.fill(
-        "  ".join(number.replace(" ", "\0") for number in numbers),
-        width(),
-        initial_indent=head,
-        subsequent_indent=" " * len(head),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return text.replace("\0", " ").splitlines()
+    text = "  ".join(number.replace(" ", "\0") for number in numbers)
+    return entry(head, text).replace("\0", " ").splitlines()
 
 
 class Logged:
