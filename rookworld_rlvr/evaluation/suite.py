@@ -240,8 +240,7 @@ def suite_class(name: str) -> type[Suite]:
     if name in _OWN:
         return _OWN[name]
     module = import_module(f".suites.{_MODULES.get(name, name)}", __package__)
-    kind: type[Suite] = getattr(module, f"{name.title().replace('_', '')}Suite")
-    return kind
+    return getattr(module, f"{name.title().replace('_', '')}Suite")
 
 
 def register_own_suite(name: str) -> None:

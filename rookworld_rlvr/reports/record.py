@@ -132,10 +132,11 @@ def read_run(folder: Path, name: str) -> RunRecord:
     """
     missing: list[str] = []
 
-    def read(file: str, nothing: Any, reader: Callable[[Path], Any] = _json) -> Any:
+    def read(file: str, nothing: Any, reader: Callable[[Path], Any] | None = None) -> Any:
         """A file's content; `nothing`, and a sentence, if it is absent or broken."""
+        path = folder / file
         try:
-            found = reader(folder / file)
+            found = reader(path) if reader else json.loads(path.read_text(encoding="utf-8"))
             if isinstance(nothing, dict | list) and not isinstance(found, type(nothing)):
                 raise TypeError("it is empty, or not of the form that a run writes")
             return found
@@ -188,10 +189,6 @@ def _pairs(before: Sequence[Answer], after: Sequence[Answer]) -> list[AnswerPair
     if [answer["prompt"] for answer in before] != [answer["prompt"] for answer in after]:
         return []
     return [AnswerPair(*pair) for pair in zip(before, after, strict=True)]
-
-
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 # --------------------------------------------------------------------------------------------------

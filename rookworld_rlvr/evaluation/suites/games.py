@@ -171,10 +171,7 @@ def ask_moves(model: Answerer, boards: Sequence[chess.Board]) -> list[Reply]:
         boards: `N` positions, at least one, none of them over.
     """
     prompts = [write_policy_prompt(board.fen()) for board in boards]
-    return [
-        read_reply(board, completion)
-        for board, completion in zip(boards, model.answers(prompts), strict=True)
-    ]
+    return list(map(read_reply, boards, model.answers(prompts)))
 
 
 def read_reply(board: chess.Board, completion: str) -> Reply:
