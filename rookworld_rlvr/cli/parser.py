@@ -92,9 +92,8 @@ class StrictParser(TrlParser):
             keys = [word.lstrip("-").replace("-", "_") for word in argv[asked[0] :]]
             show(help_text(self.prog, self.actions, self.dataclass_types, keys))
             raise SystemExit(0)
-        self._faults = []
         (_, strays), *given = options(argv)
-        self._faults += [
+        self._faults = [
             f"command line: {word!r} belongs to no --key{self._meant(word)}" for word in strays
         ]
         configs = [words for key, words in given if key == "config"]

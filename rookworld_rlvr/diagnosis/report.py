@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +53,11 @@ def label(key: str) -> str:
     return key.replace("_", " ")
 
 
-def lines(part: Part) -> list[tuple[str, str]]:
+def lines(part: Part) -> Iterator[tuple[str, str]]:
     """A phase's numbers, as pairs of label and text."""
-    return [
-        (label(key), shown(value))
-        for key, value in part.items()
-        if not _is_table(value) and value not in ([], "")
-    ]
+    for key, value in part.items():
+        if not _is_table(value) and value not in ([], ""):
+            yield label(key), shown(value)
 
 
 def tables(part: Part) -> Iterator[tuple[str, list[str], list[list[str]]]]:
@@ -124,7 +122,7 @@ def print_report(record: Part) -> None:
         console.print(_table(heads, rows))
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], most: int = 1_000) -> Table:
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], most: int = 1_000) -> Table:
     """A table whose cells have at most so many characters."""
     padding = (0, 1, 0, 0) if heads else (0, 1)  # ten numbers fit into 80 columns
     table = Table(*heads, show_header=bool(heads), box=None, pad_edge=False, padding=padding)

@@ -108,12 +108,10 @@ def _ask(desk: Desk) -> None:
 
     board.click(click, [text, piece, picked], [text, picked, board], show_progress="hidden")
     text.input(lambda fen: (_board(fen), None), text, [board, picked], show_progress="hidden")
-    ask.click(_shown(lambda fen, chosen: analyses(desk, fen, chosen)), [text, names], answer)
-    step.click(
-        _shown(lambda fen, uci, chosen: simulations(desk, fen, uci, chosen)),
-        [text, move, names],
-        answer,
-    )
+    analysed = _shown(lambda *given: analyses(desk, *given))
+    simulated = _shown(lambda *given: simulations(desk, *given))
+    ask.click(analysed, [text, names], answer)
+    step.click(simulated, [text, move, names], answer)
 
 
 def _clicked(text: str, kind: str, start: int | None, square: int) -> tuple[str, int | None]:
