@@ -117,7 +117,5 @@ def require_suites(args: RookWorldGRPOConfig, left_out: Mapping[str, str]) -> No
 def compared_metrics(args: RookWorldGRPOConfig) -> list[tuple[str, str]]:
     """The metrics by which checkpoints are judged, each with the key that names it."""
     guard = args.guard if isinstance(args.guard, dict) else {}
-    return [
-        ("metric_for_best_model", str(args.metric_for_best_model)),
-        *(("guard", str(metric)) for metric in guard),
-    ]
+    guarded = [("guard", str(metric)) for metric in guard]
+    return [("metric_for_best_model", str(args.metric_for_best_model)), *guarded]

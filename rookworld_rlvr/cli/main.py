@@ -9,20 +9,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
-
-import yaml
+from typing import NoReturn
 
 from .. import __version__
 from ..common import machine  # noqa: F401  # for what it starts: before torch is loaded
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
-from ..common.files import find_recipe, shipped, shipped_names
-from ..common.terminal import STARTS, hand_over_ctrl_c, show, width, wrapped
+from ..common.files import find_recipe, read_keys, shipped, shipped_names
+from ..common.terminal import STARTS, entry, hand_over_ctrl_c, show, wrapped
 from ..evaluation.registry import RANDOM_MOVER
 from ..models.loading import check_model_name
 from .run import MODULES, SCRIPTS, options, usual
@@ -96,7 +93,7 @@ def check_keys(script: Path, given: Mapping[str, Sequence[str]]) -> None:
     """
     known = {"config", *keys_of(script)}
     file = find_recipe(given["config"][-1]) if given.get("config") else None
-    where = dict.fromkeys(_content(file) if file else (), str(file))
+    where = dict.fromkeys(read_keys(file) if file else (), str(file))
     where |= dict.fromkeys(given, "command line")
     if unknown := [key for key in where if str(key).removeprefix("no_") not in known]:
         raise ConfigurationError(
@@ -120,15 +117,6 @@ def keys_of(script: Path) -> set[str]:
     return keys
 
 
-def _content(file: Path) -> dict[str, Any]:
-    """A recipe's keys; none if it cannot be read, of which the parser says more."""
-    try:
-        content = yaml.safe_load(file.read_text("utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def first_line(script: Path, given: Mapping[str, Sequence[str]]) -> str:
     """The recipe that a command is about to use, and its folder; empty if it will soon say more."""
     default = re.search(r"^RECIPE = .*\"(.*\.yaml)\"", script.read_text("utf-8"), re.M)
@@ -136,7 +124,7 @@ def first_line(script: Path, given: Mapping[str, Sequence[str]]) -> str:
         return "loading …" if script.stem in ("evaluate", "export") else ""
     line = {key: values[-1] for key, values in given.items() if values}
     file = find_recipe(line["config"]) if "config" in line else script.with_name(default[1])
-    content = _content(file)
+    content = read_keys(file)
     recipe = content if "config" in line else usual(content, line)
     what = f"recipe {file}" if "config" in line else f"recipe {file.stem}, as no --config is given"
     if recipe.get("learning_rate") != content.get("learning_rate"):
@@ -156,15 +144,9 @@ def usage() -> str:
     lines = {name: _first_sentence(path) for name, path in files.items()}
     lines["recipes"] = "List the packaged recipes, or copy one: recipes copy NAME [WHERE]."
     more = words()["usage"].format(configs=", ".join(shipped_names("accelerate_configs")))
-    return "\n".join(
-        [
-            "rookworld COMMAND [--config RECIPE] [--key value ...]",
-            "",
-            *(_entry(f"  {name:<10} ", text) for name, text in lines.items()),
-            "",
-            wrapped(more, 0),
-        ]
-    )
+    entries = [entry(f"  {name:<10} ", text) for name, text in lines.items()]
+    head = "rookworld COMMAND [--config RECIPE] [--key value ...]"
+    return "\n".join([head, "", *entries, "", wrapped(more, 0)])
 
 
 def command_line(script: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -197,12 +179,7 @@ def _of_machines(file: Path, given: Mapping[str, str]) -> list[str]:
         ConfigurationError: The file cannot be read, or options are missing, with which accelerate would
             wait for ever.
     """
-    try:
-        known = {**yaml.safe_load(file.read_text("utf-8")), **given}
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        said = " ".join(str(error).split())
-        fault = f"--accelerate_config: {file} cannot be read ({said})"
-        raise ConfigurationError([fault]) from error
+    known = {**read_keys(file, "--accelerate_config: "), **given}
     if str(known.get("num_machines", 1)) == "1":
         return []
     known["machine_rank"] = given.get("machine_rank")  # the file's is one machine's
@@ -244,11 +221,10 @@ def recipes(words: Sequence[str]) -> list[str]:
     """List the recipes with a description each, or copy one."""
     folder, names = shipped("recipes"), shipped_names("recipes")
     if not words:
-        return [_entry(f"{name:<20} ", first_comment(folder / f"{name}.yaml")) for name in names]
+        return [entry(f"{name:<20} ", first_comment(folder / f"{name}.yaml")) for name in names]
     if words[0] != "copy" or len(words) not in (2, 3):
-        raise ConfigurationError(
-            ["rookworld recipes lists them, recipes copy NAME [WHERE] copies one"]
-        )
+        said = "rookworld recipes lists them, recipes copy NAME [WHERE] copies one"
+        raise ConfigurationError([said])
     name = words[1].removesuffix(".yaml")
     target = Path(*words[2:])
     target = target if target.suffix == ".yaml" else target / f"{name}.yaml"
@@ -276,11 +252,6 @@ def _usual_config() -> str:
     import torch  # takes a second, so only if several processes are launched
 
     return "multi_gpu" if torch.accelerator.is_available() else "cpu"
-
-
-def _entry(head: str, text: str) -> str:
-    """A list's entry in the terminal's width."""
-    return textwrap.fill(text, width(), initial_indent=head, subsequent_indent=" " * len(head))
 
 
 def _first_sentence(path: Path) -> str:

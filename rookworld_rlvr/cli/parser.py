@@ -16,7 +16,7 @@ import yaml
 from trl import TrlParser
 
 from ..common.errors import ConfigurationError
-from ..common.files import find_recipe
+from ..common.files import find_recipe, read_keys
 from ..common.own import own_files
 from ..common.settings import Bounds, kinds
 from ..common.terminal import show
@@ -41,17 +41,6 @@ DEFAULTS = "# The defaults."  # where a resolved configuration begins to be long
 
 _OF_A_CALL = ("dry_run", "resume_from_checkpoint", _ON_COMMAND_LINE)
 """Keys of one call, which are not part of the resolved configuration."""
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """A YAML loader that refuses duplicate keys; PyYAML would take the last one."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
-        twice = sorted({str(key) for key in keys if keys.count(key) > 1})
-        if twice:
-            raise yaml.YAMLError(f"key {twice[0]!r} appears twice")
-        return super().construct_mapping(node, deep)
 
 
 def remote_code_in(key: str, value: Any) -> bool:
@@ -103,9 +92,8 @@ class StrictParser(TrlParser):
             keys = [word.lstrip("-").replace("-", "_") for word in argv[asked[0] :]]
             show(help_text(self.prog, self.actions, self.dataclass_types, keys))
             raise SystemExit(0)
-        self._faults = []
         (_, strays), *given = options(argv)
-        self._faults += [
+        self._faults = [
             f"command line: {word!r} belongs to no --key{self._meant(word)}" for word in strays
         ]
         configs = [words for key, words in given if key == "config"]
@@ -192,26 +180,14 @@ class StrictParser(TrlParser):
     # --------------------------------------------------------------------------------------------
     def _meant(self, word: str) -> str:
         """A clause with the key of a file or a folder that stands alone on the command line."""
-        kinds = {
-            "run": Path.is_dir,
-            "model_name_or_path": Path.is_dir,
-            "dataset_name": Path.is_file,
-        }
-        keys = [key for key, is_it in kinds.items() if key in self.actions and is_it(Path(word))]
+        of_folders = ["run", "model_name_or_path"] if Path(word).is_dir() else []
+        names = ["dataset_name"] if Path(word).is_file() else of_folders
+        keys = [name for name in names if name in self.actions]
         return f"; write --{keys[0]} {word}" if keys else ""
 
     def _read_yaml(self, path: Path | None) -> dict[str, Any]:
-        if path is None:
-            return {}
-        try:
-            content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
-        except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-            text = f"--config: {path} is not valid YAML ({' '.join(str(error).split())})"
-            raise ConfigurationError([text]) from error
-        if not isinstance(content, dict):
-            raise ConfigurationError([f"--config: {path} must be a mapping of keys to values"])
         values: dict[str, Any] = {}
-        for key, value in content.items():
+        for key, value in (read_keys(path) if path else {}).items():
             if str(key) not in self.actions:
                 self._faults.append(f"{path}: {self._unknown(str(key))}")
             elif remote_code_in(key, value):
@@ -236,11 +212,8 @@ class StrictParser(TrlParser):
         if value is None and NoneType not in allowed:
             self._faults.append(f"{where}: {key}: the value is missing; give one, or leave it out")
         elif is_text and is_to_convert:
-            said = {
-                True: "true",
-                False: "no" if "no" in (self.actions[key].choices or ()) else "false",
-            }
-            words = [said[item] if isinstance(item, bool) else str(item) for item in items]
+            no = "no" if "no" in (self.actions[key].choices or ()) else "false"  # YAML reads it so
+            words = ["true" if i is True else no if i is False else str(i) for i in items]
             self._read_option(key, words, values, where)
         else:
             values[key] = value
@@ -331,5 +304,4 @@ def _is_plain(value: Any) -> bool:
 
 
 def _dump(values: dict[str, Any]) -> str:
-    text: str = yaml.safe_dump(values, sort_keys=True, allow_unicode=True) if values else ""
-    return text
+    return yaml.safe_dump(values, sort_keys=True, allow_unicode=True) if values else ""

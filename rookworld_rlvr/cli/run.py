@@ -133,8 +133,7 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
     if "torch" in sys.modules:  # a report needs none of it
         _choose_devices()
     for name in ("modeling_utils", "trainer", "trainer_utils"):
-        name = f"transformers.{name}"
-        logging.getLogger(name).addFilter(_is_no_false_alarm)
+        logging.getLogger(f"transformers.{name}").addFilter(_is_no_false_alarm)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a log file is read while it grows
     if "datasets" in sys.modules and not sys.stderr.isatty():
@@ -172,11 +171,9 @@ def _hide_bars() -> None:
     """Show no progress bars, which would fill a log file."""
     import datasets
     import transformers
-    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     datasets.disable_progress_bars()
-    disable_progress_bars()
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()  # the Hub's too
 
 
 def _choose_devices() -> None:

@@ -40,9 +40,7 @@ _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 _RANGES: dict[str, Callable[[random.Random, Any, Any], float]] = {
     "uniform": random.Random.uniform,
     "int_uniform": random.Random.randint,
-    "log_uniform_values": lambda rng, low, high: math.exp(
-        rng.uniform(math.log(low), math.log(high))
-    ),
+    "log_uniform_values": lambda rng, *ends: math.exp(rng.uniform(*map(math.log, ends))),
 }
 
 
@@ -51,9 +49,8 @@ Values = Mapping[str, Any]
 
 def _metric_faults(metric: Mapping[str, Any], where: str) -> list[str]:
     if metric.keys() != {"name", "goal"} or metric["goal"] not in ("maximize", "minimize"):
-        return [
-            f"{where}: {metric!r} is not supported; write {{name: eval/overall, goal: maximize}}"
-        ]
+        remedy = "write {name: eval/overall, goal: maximize}"
+        return [f"{where}: {metric!r} is not supported; {remedy}"]
     known = [_PREFIX + name for name in training_metrics()]
     name = metric["name"]
     return [] if name in known else [f"{where}: {unknown_metric(name, known, _PREFIX)}"]
@@ -105,8 +102,7 @@ class SweepArguments(Checked):
             faults.append("parameters: output_dir: every trial has its own folder; leave it out")
         return faults + [
             f"parameters: {key}: {spec!r} is not supported; give value, a list of values, or, unless "
-            "method is grid, the numbers min and max with distribution "
-            f"{', '.join(_RANGES)}"
+            f"method is grid, the numbers min and max with distribution {', '.join(_RANGES)}"
             for key, spec in self.parameters.items()
             if not _is_supported(spec, self.method)
         ]
@@ -271,10 +267,9 @@ def ranking(sweep: SweepArguments, records: Sequence[Mapping[str, Any]]) -> str:
     lines = [f"{'rank':>4}{'trial':>11}{metric['name']:>{wide}}{'minutes':>9}   parameters"]
     for rank, record in enumerate(scored, 1):
         head = f"{rank:>4}{record['trial']:>11}{record['score']:>{wide}.4f}"
+        head += f"{record['minutes']:>9.1f}   "
         varied = {key: value for key, value in record["parameters"].items() if key not in fixed}
-        lines += cells(
-            f"{head}{record['minutes']:>9.1f}   ", describe(varied or record["parameters"])
-        )
+        lines += cells(head, describe(varied or record["parameters"]))
     lines += [f"failed: {r['trial']}, {outcome(r)}" for r in records if "failure" in r]
     if scored:
         best = sweep.trial_folder(0).with_name(scored[0]["trial"])

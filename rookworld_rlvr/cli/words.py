@@ -12,10 +12,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..common.errors import ConfigurationError, close_matches
-from ..common.files import find_recipe, read_asset
+from ..common.files import find_recipe, read_asset, read_keys
 from ..common.terminal import width, wrapped
 from ..models.loading import PACKAGED_MODEL
 
@@ -25,8 +23,7 @@ _FEW = 60  # keys; of more, the help describes those that are set most often
 @cache
 def words() -> dict[str, Any]:
     """The file `assets/words.yaml`: our keys' other names, notes on them, and those to show first."""
-    content: dict[str, Any] = read_asset("words.yaml")
-    return content
+    return read_asset("words.yaml")
 
 
 def named_here(name: str, known: Collection[str]) -> str:
@@ -134,7 +131,7 @@ def next_commands(
     if command == "sft":
         # The packaged model's recipe suits what is trained from it; others get TRL's defaults.
         usual = f" --config grpo_nano --output_dir {folder}-grpo" if start == PACKAGED_MODEL else ""
-        recipe = yaml.safe_load(find_recipe("grpo_nano").read_text("utf-8"))
+        recipe = read_keys(find_recipe("grpo_nano"))
         most = (rows or 1_000) * recipe["num_generations"]
         if usual and most < recipe[(key := "per_device_train_batch_size")]:
             usual += f" --{key} {most}"

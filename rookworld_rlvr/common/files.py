@@ -64,6 +64,32 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
 
 
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """A YAML loader that refuses duplicate keys; PyYAML would take the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+        if twice := sorted({str(key) for key in keys if keys.count(key) > 1}):
+            raise yaml.YAMLError(f"key {twice[0]!r} appears twice")
+        return super().construct_mapping(node, deep)
+
+
+def read_keys(path: Path, where: str = "--config: ") -> dict[str, Any]:
+    """Read the keys of a YAML file.
+
+    Raises:
+        ConfigurationError: It cannot be read, or holds no mapping; `where` begins the message.
+    """
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        said = " ".join(str(error).split())
+        raise ConfigurationError([f"{where}{path} is not valid YAML ({said})"]) from error
+    if not isinstance(content, dict):
+        raise ConfigurationError([f"{where}{path} must be a mapping of keys to values"])
+    return content
+
+
 def read_json_lines(path: Path) -> list[Any]:
     """Read a file with a JSON value in each line."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -66,11 +66,6 @@ def marked(text: str, reference: str) -> Markup:
     return drawn
 
 
-def pixels(place: float) -> str:
-    """Format a coordinate of a plot."""
-    return f"{place:.1f}"
-
-
 # --------------------------------------------------------------------------------------------------
 # Plots
 # --------------------------------------------------------------------------------------------------
@@ -95,7 +90,7 @@ _TEMPLATES = Environment(
 )
 
 
-_TEMPLATES.filters |= {"prose": prose, "name": name, "pixels": pixels}
+_TEMPLATES.filters |= {"prose": prose, "name": name}
 
 
 _STYLE = Path(asset_path("templates/style.css")).read_text(encoding="utf-8")

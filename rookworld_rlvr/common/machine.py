@@ -50,9 +50,7 @@ def machine() -> dict[str, Any]:
         "platform": platform.platform(),
         "cores": cores(),
         "threads": torch.get_num_threads(),
-        "devices": [
-            torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())
-        ],
+        "devices": [*map(torch.cuda.get_device_name, range(torch.cuda.device_count()))],
         "commit": None if commit.startswith("Error") else commit,
     }
 

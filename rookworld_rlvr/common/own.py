@@ -57,15 +57,11 @@ def load_own(name: str, key: str) -> Any:
     try:
         module = _module(source)
     except (Exception, SystemExit) as error:  # a user's file may raise anything
-        raise ConfigurationError(
-            [f"{key}: {source} could not be run: {place_of(error)}"]
-        ) from error
+        said = f"{key}: {source} could not be run: {place_of(error)}"
+        raise ConfigurationError([said]) from error
     if not hasattr(module, attribute):
-        made_there = {
-            name
-            for name, value in vars(module).items()
-            if getattr(value, "__module__", None) == module.__name__
-        }
+        made_by = {name: getattr(value, "__module__", "") for name, value in vars(module).items()}
+        made_there = [name for name, maker in made_by.items() if maker == module.__name__]
         close = close_matches(attribute, made_there)
         raise ConfigurationError([f"{key}: {source} has no {attribute!r}{close}"])
     return getattr(module, attribute)

@@ -65,9 +65,10 @@ def setting(default: Any, help: str, **bounds: Any) -> Any:
         bounds: See `Bounds`.
     """
     metadata = {"help": help, BOUNDS: Bounds(**bounds)}
-    if isinstance(default, list) or callable(default):
-        factory = default if callable(default) else default.copy
-        return field(default_factory=factory, metadata=metadata)
+    if isinstance(default, list):
+        default = default.copy
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
@@ -94,8 +95,7 @@ class Checked:
     """Base of a dataclass of keys that raises all of its faults together when it is made."""
 
     def __post_init__(self) -> None:
-        faults = key_faults(self) + self.faults()
-        if faults:
+        if faults := key_faults(self) + self.faults():
             raise ConfigurationError(faults)
 
     def faults(self) -> list[str]:
@@ -123,10 +123,8 @@ def key_faults(record: Any) -> list[str]:
                 value = _structure(value)
             except yaml.YAMLError as error:
                 form = "[a, {name: b}]" if _form(hint) is list else "{a: 1, b: 2}"
-                why = getattr(error, "problem", error)
-                faults.append(
-                    f"{name}: {value!r} is not valid JSON or YAML ({why}); write '{form}'"
-                )
+                said = f"is not valid JSON or YAML ({getattr(error, 'problem', error)})"
+                faults.append(f"{name}: {value!r} {said}; write '{form}'")
                 continue
             if isinstance(value, str) and _form(hint) is list:
                 value = [value]
@@ -147,20 +145,18 @@ def _structure(text: str) -> Any:
 _EXPONENT = r"[-+]?\d{1,3}(\.\d*)?[eE][-+]?\d{1,2}"  # no commit's hash
 
 
-def _with_numbers(value: Any) -> Any:
+def _with_numbers(value: Any, in_mapping: bool = False) -> Any:
     """The same with numbers in mappings that YAML 1.1 reads as text.
 
     >>> _with_numbers([{"weight": "5e-1", "name": "a"}, "1e-4"])
     [{'weight': 0.5, 'name': 'a'}, '1e-4']
     """
     if isinstance(value, dict):
-        return {
-            key: float(item)
-            if isinstance(item, str) and re.fullmatch(_EXPONENT, item)
-            else _with_numbers(item)
-            for key, item in value.items()
-        }
-    return [*map(_with_numbers, value)] if isinstance(value, list) else value
+        return {key: _with_numbers(item, True) for key, item in value.items()}
+    if isinstance(value, list):
+        return [*map(_with_numbers, value)]
+    is_number = in_mapping and isinstance(value, str) and re.fullmatch(_EXPONENT, value)
+    return float(value) if is_number else value
 
 
 def record_faults(kind: type, given: Mapping[Any, Any], where: str) -> list[str]:

@@ -152,11 +152,8 @@ def paired_by_metric(
         first: The first model's values.
         second: The second model's.
     """
-    found = {
-        name: paired(kind(name), values, second[name])
-        for name, values in first.items()
-        if name in second
-    }
+    both = [name for name in first if name in second]
+    found = {name: paired(kind(name), first[name], second[name]) for name in both}
     return {name: one for name, one in found.items() if one is not None}
 
 

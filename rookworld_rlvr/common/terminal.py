@@ -52,13 +52,15 @@ def wrapped(text: str, indent: int = 2) -> str:
         text: Lines of any length.
         indent: Of the further lines of a long one, in blanks.
     """
-    further = " " * indent
-    return "\n".join(
-        textwrap.fill(line, width(), subsequent_indent=further, break_on_hyphens=False)
-        if len(line) > width()
-        else line
-        for line in text.splitlines()
-    )
+    wrapper = textwrap.TextWrapper(width(), "", " " * indent, break_on_hyphens=False)
+    return "\n".join(map(wrapper.fill, text.splitlines()))
+
+
+def entry(head: str, text: str) -> str:
+    """A list's entry: a head and a text, whose further lines are indented by the head's length."""
+    wrapper = textwrap.TextWrapper(width(), head, " " * len(head), break_on_hyphens=False)
+    wrapper.break_long_words = False
+    return wrapper.fill(text)
 
 
 def cells(head: str, numbers: Iterable[str]) -> list[str]:
@@ -67,15 +69,8 @@ def cells(head: str, numbers: Iterable[str]) -> list[str]:
     >>> cells("policy  ", ["best_move 25.0%", "format 100.0%"])
     ['policy  best_move 25.0%  format 100.0%']
     """
-    text = textwrap.fill(
-        "  ".join(number.replace(" ", "\0") for number in numbers),
-        width(),
-        initial_indent=head,
-        subsequent_indent=" " * len(head),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return text.replace("\0", " ").splitlines()
+    text = "  ".join(number.replace(" ", "\0") for number in numbers)
+    return entry(head, text).replace("\0", " ").splitlines()
 
 
 class Logged:

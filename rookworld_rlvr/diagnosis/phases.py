@@ -25,7 +25,7 @@ from ..tasks.metrics import compare, headline, rights, scores
 from ..tasks.registry import TASKS
 from ..training.health import RULES, Finding, HealthMonitor, Severity
 from ..training.results import OWN_REWARDS
-from .trainer import MULTIPLES, DiagnosedTrainer
+from .trainer import AT_TEMPERATURES, MULTIPLES, DiagnosedTrainer
 
 Part = dict[str, Any]
 
@@ -64,10 +64,8 @@ class DiagnoseArguments(Checked):
     def overrides(self) -> dict[str, tuple[str, str]]:
         """Keys of the recipe that a diagnosis sets: key → its value, and the reason."""
         steps = str(max(1, self.overfit_single_batch))
-        return {
-            "max_steps": (steps, "as many as are diagnosed"),
-            **read_asset("diagnosis_overrides.yaml"),
-        }
+        others = read_asset("diagnosis_overrides.yaml")
+        return {"max_steps": (steps, "as many as are diagnosed"), **others}
 
     def log(self) -> list[Mapping[str, Any]]:
         """The log of what the step is compared with, step by step; empty without one.
@@ -143,10 +141,7 @@ def run_diagnosis(
             **of(log, "loss/", "mean_logp", "entropy", "clip_ratio/region"),
             "one_step_on": of(later, "drift", "entropy", "clip_ratio/region", "gradient/"),
         },
-        "kl": {
-            **of(log, "loss/kl", "kl"),
-            "one_step_on": of(later, "kl", "gradient/kl"),
-        },
+        "kl": {**of(log, "loss/kl", "kl"), "one_step_on": of(later, "kl", "gradient/kl")},
         "update": {
             **{name: log.get(name) for name in ("loss", "grad_norm", "learning_rate")},
             "layers": records(layers.assign(ratio=layers["update_norm"] / layers["weight_norm"])),
@@ -161,8 +156,7 @@ def run_diagnosis(
         "comparison": comparison(log, compared),
         "repetitions": [{name: step.get(name) for name in _BY_STEP} for step in repeated],
     }
-    clean: Part = cleaned(record)
-    return clean
+    return cleaned(record)
 
 
 _BY_STEP = ("step", "reward", "loss", "grad_norm", "kl", "entropy")
@@ -175,8 +169,7 @@ def of(log: Mapping[str, Any], *starts: str) -> Part:
 
 def records(frame: pd.DataFrame) -> list[Part]:
     """A table as records, with its index."""
-    found: list[Part] = frame.reset_index().to_dict("records")
-    return found
+    return frame.reset_index().to_dict("records")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -295,15 +288,12 @@ def analysis(trainer: DiagnosedTrainer, record: Part) -> Part:
     # Findings come in the order of the rules.
     found.sort(key=lambda f: (bool(causes[f.rule]), _LEVEL[f.severity]))
     first = next((finding for finding in found if finding.severity != "info"), None)
+    explains = {name: [f.rule for f in found if causes[f.rule] == name] for name in names}
     return {
         "verdict": f"{first.rule}: {first.message}" if first else _HEALTHY,
         "cause": first and first.rule,
         "findings": [
-            {
-                **asdict(f),
-                "consequence_of": causes[f.rule],
-                "explains": [other.rule for other in found if causes[other.rule] == f.rule],
-            }
+            {**asdict(f), "consequence_of": causes[f.rule], "explains": explains[f.rule]}
             for f in found
         ],
     }
@@ -390,27 +380,19 @@ def what_if(trainer: DiagnosedTrainer, rows: pd.DataFrame) -> dict[str, list[dic
     sizes = pd.DataFrame({"num_generations": GROUP_SIZES})
     sizes["without_spread"] = [(shares**k).groupby("group").sum().mean() for k in GROUP_SIZES]
     sizes["error_of_group_mean"] = spread / sizes["num_generations"] ** 0.5
+    samples = pd.DataFrame(gather_object(trainer.at_temperatures), columns=AT_TEMPERATURES)
+    heats = samples.groupby("times_temperature")[["reward", "unreadable"]].mean()
+    texts = samples.groupby(["times_temperature", "prompt"])["text"].agg(["nunique", "count"])
+    heats["distinct"] = (texts["nunique"] / texts["count"]).groupby("times_temperature").mean()
     return {
         "what_if_beta": betas.dropna(subset="penalty").to_dict("records"),
         "what_if_learning_rate": [
-            {
-                "learning_rate": args.learning_rate * k,
-                **{name: found.get(name) for name in AT_RATES},
-            }
+            {"learning_rate": args.learning_rate * k} | {name: found.get(name) for name in AT_RATES}
             for k, found in sorted(rates.items())
         ],
-        "what_if_temperature": _temperatures(trainer),
+        "what_if_temperature": records(heats),
         "what_if_group_size": sizes.to_dict("records"),
     }
-
-
-def _temperatures(trainer: DiagnosedTrainer) -> list[dict[str, Any]]:
-    """Reward, unreadable answers and different texts of a prompt's samples at other temperatures."""
-    rows = pd.DataFrame(gather_object(trainer.at_temperatures))
-    table = rows.groupby("times_temperature")[["reward", "unreadable"]].mean()
-    texts = rows.groupby(["times_temperature", "prompt"])["text"].agg(["nunique", "count"])
-    table["distinct"] = (texts["nunique"] / texts["count"]).groupby("times_temperature").mean()
-    return records(table)
 
 
 def comparison(log: Mapping[str, Any], other: Sequence[Mapping[str, Any]]) -> list[Part]:

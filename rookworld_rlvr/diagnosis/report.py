@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
+from rich.table import Table
 
 from ..common.errors import IllegalPositionError
 from ..common.html import render
@@ -54,26 +53,19 @@ def label(key: str) -> str:
     return key.replace("_", " ")
 
 
-def lines(part: Part) -> list[tuple[str, str]]:
+def lines(part: Part) -> Iterator[tuple[str, str]]:
     """A phase's numbers, as pairs of label and text."""
-    return [
-        (label(key), shown(value))
-        for key, value in part.items()
-        if not _is_table(value) and value not in ([], "")
-    ]
+    for key, value in part.items():
+        if not _is_table(value) and value not in ([], ""):
+            yield label(key), shown(value)
 
 
-def tables(part: Part) -> list[tuple[str, list[str], list[list[str]]]]:
+def tables(part: Part) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """A phase's lists of records, as titles, heads and rows of cells."""
-    return [
-        (
-            label(key),
-            [label(name) for name in value[0]],
-            [[shown(v) for v in r.values()] for r in value],
-        )
-        for key, value in part.items()
-        if _is_table(value) and key not in ("groups_of_texts", "findings")
-    ]
+    for key, value in part.items():
+        if _is_table(value) and key not in ("groups_of_texts", "findings"):
+            rows = [[*map(shown, record.values())] for record in value]
+            yield label(key), [*map(label, value[0])], rows
 
 
 def _is_table(value: Any) -> bool:
@@ -107,43 +99,37 @@ def completions(group: Part) -> list[dict[str, Any]]:
 # --------------------------------------------------------------------------------------------------
 def print_report(record: Part) -> None:
     """Print the ten phases, then what they cost."""
-    console = Console(width=width(MOST_WIDTH))
+    console = Console(width=width(MOST_WIDTH), markup=False, emoji=False, highlight=False)
     for place, (key, title) in enumerate(PHASES.items(), 1):
-        console.rule(f"[bold]{place}. {title}", align="left")
+        console.rule(f"{place}. {title}", align="left")
         part = record[key]
-        console.print(_table([], [list(line) for line in lines(part)]))
+        console.print(_table([], lines(part)))
         for finding, text in findings(part) if key == "analysis" else ():
-            console.print(_text(f"{finding['severity']}: {finding['rule']}: {text}"))
-        found = tables(part)
+            console.print(printable(f"{finding['severity']}: {finding['rule']}: {text}"))
+        found = [*tables(part)]
         for group in part.get("groups_of_texts", [])[:GROUPS_SHOWN]:
             sampled = completions(group)
             texts = [[row.pop("completion")] for row in sampled]  # below, so that no number is cut
             found += tables({group["prompt"]: sampled})
             found.append(("its completions, in this order", [], texts))
         for name, heads, rows in found:
-            console.print(_text(f"\n{name}", style="bold"))
+            console.print(printable(f"\n{name}"), style="bold")
             console.print(_table(heads, rows[:ROWS_SHOWN], TEXT_SHOWN))
             if len(rows) > ROWS_SHOWN:
                 console.print(f"... and {len(rows) - ROWS_SHOWN} more in {RESULT_JSON}")
     for name, heads, rows in tables({"costs": record["costs"]}):
-        console.rule(f"[bold]{name}", align="left")
+        console.rule(name, align="left")
         console.print(_table(heads, rows))
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], most: int = 1_000) -> Table:
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], most: int = 1_000) -> Table:
     """A table whose cells have at most so many characters."""
-    columns = (Column(_text(head)) for head in heads)
     padding = (0, 1, 0, 0) if heads else (0, 1)  # ten numbers fit into 80 columns
-    table = Table(*columns, show_header=bool(heads), box=None, pad_edge=False, padding=padding)
+    table = Table(*heads, show_header=bool(heads), box=None, pad_edge=False, padding=padding)
     for row in rows:
         cut = (cell if len(cell) <= most else f"{cell[:most]}…" for cell in row)
-        table.add_row(*map(_text, cut))
+        table.add_row(*map(printable, cut))
     return table
-
-
-def _text(text: str, style: str = "") -> Text:
-    """Text as it is written, without rich's markup and with control characters escaped."""
-    return Text(printable(text), style=style)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -151,21 +137,9 @@ def _text(text: str, style: str = "") -> Text:
 # --------------------------------------------------------------------------------------------------
 def page(record: Part) -> Markup:
     """The diagnosis as one self-contained page, readable on a phone; the verdict comes first."""
-    groups = record["generation"]["groups_of_texts"]
-    return render(
-        "diagnosis.html",
-        record=record,
-        titles=PHASES,
-        groups=groups,
-        unfolded=GROUPS_SHOWN,
-        board=_board,
-        shown=shown,
-        lines=lines,
-        tables=tables,
-        findings=findings,
-        completions=completions,
-        by_token=BY_TOKEN,
-    )
+    functions = {f.__name__: f for f in (shown, lines, tables, findings, completions)}
+    constants = {"titles": PHASES, "unfolded": GROUPS_SHOWN, "by_token": BY_TOKEN}
+    return render("diagnosis.html", record=record, board=_board, **constants, **functions)
 
 
 def _board(group: Part) -> Markup:

@@ -39,6 +39,7 @@ SAMPLES = 2  # a prompt
 MULTIPLES = (0.25, 0.5, 2.0, 4.0)  # of the update, and of beta
 TEMPERATURES = (0.5, 0.8, 1.0, 1.25, 2.0)  # times that of sampling
 TEMPERATURE_SAMPLES = 4  # a prompt
+AT_TEMPERATURES = ("times_temperature", "prompt", "text", "reward", "unreadable")
 ROW = "diagnosed_row"  # rides along in TRL's batches, which are shuffled and split
 
 
@@ -46,7 +47,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
     """`RookWorldGRPOTrainer` that notes its first step; the constructor is TRL's.
 
     Attributes:
-        probes: Gaps in nats, measured when training begins; see `probe`.
+        probes: The preflight's gaps and tolerance in nats, measured when training begins.
         completions: This process's completions of the step, with what the loss made of each.
         prompts: This process's prompts of the step, as rows of the data.
         performance: Rewards of `prompts` before and after the step, see `measure_prompts`.
@@ -75,7 +76,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         self.layers = pd.DataFrame()
         self.one_step_on: dict[str, float] = {}
         self.after_multiples: dict[float, dict[str, float]] = {}
-        self.at_temperatures: list[dict[str, Any]] = []
+        self.at_temperatures: list[tuple[Any, ...]] = []
         self.batches: list[tuple[Mapping[str, Any], torch.Tensor]] = []
         backward = self.accelerator.backward
 
@@ -96,8 +97,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
     def phase(self, name: str) -> Iterator[None]:
         """Time a phase as the trainer does, and note its seconds and peak memory."""
         cost = self.costs.setdefault(name, {"seconds": 0.0, "calls": 0, "peak_memory": 0})
-        on_gpu = torch.cuda.is_available()
-        if on_gpu:
+        if on_gpu := torch.cuda.is_available():
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
         started = time.perf_counter()
@@ -127,10 +127,10 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         batch[ROW] += len(self.completions)
         rows = zip(prompts, texts, zip(*columns, strict=True), totals.tolist(), strict=True)
         for prompt, text, rewards, total in rows:
-            by_name = dict(zip(self.reward_func_names, rewards, strict=True))
             row = {name: self.sampled[prompt][name] for name in ("task", "prompt", "fen", "action")}
-            row |= {"text": text, "rewards": by_name, "reward": total}
-            self.completions.append({**dict.fromkeys(COLUMNS), **row})
+            by_name = dict(zip(self.reward_func_names, rewards, strict=True))
+            noted = {"text": text, "rewards": by_name, "reward": total}
+            self.completions.append({**dict.fromkeys(COLUMNS), **row, **noted})
         self.prompts += [self.sampled[prompt] for prompt in prompts[:: self.num_generations]]
         with self.phase("batch before"):
             self.performance.append(self.measure_prompts())
@@ -148,9 +148,9 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         rewards = self._rewards(self.prompts * (1 + SAMPLES), texts).view(-1, count)
         return {"greedy": rewards[0].tolist(), "sampled": rewards[1:].mean(0).tolist()}
 
-    def measure_temperatures(self) -> list[dict[str, Any]]:
-        """New samples of the step's prompts at multiples of their temperature, with their rewards."""
-        notes: list[dict[str, Any]] = []
+    def measure_temperatures(self) -> list[tuple[Any, ...]]:
+        """New samples of the step's prompts at multiples of their temperature, see `AT_TEMPERATURES`."""
+        notes: list[tuple[Any, ...]] = []
         hows = self.samplings([row["prompt"] for row in self.prompts])
         # The same on all processes, which sample together if the weights are sharded.
         every = [self.sampling] if self.task_samplings is None else self.task_samplings.values()
@@ -162,17 +162,11 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
                 decoding = Decoding("sampled", how.temperature * times, how.top_k, how.top_p)
                 rows += asked
                 texts += decode(self, [row["prompt"] for row in asked], decoding=decoding)
-            answered = zip(rows, texts, self._rewards(rows, texts).tolist(), strict=True)
-            notes += [
-                {
-                    "times_temperature": times,
-                    "prompt": row["prompt"],
-                    "text": text,
-                    "reward": reward,
-                    "unreadable": not TASKS[row["task"]].is_readable(row["prompt"], text),
-                }
-                for row, text, reward in answered
-            ]
+            for row, text, reward in zip(
+                rows, texts, self._rewards(rows, texts).tolist(), strict=True
+            ):
+                is_readable = TASKS[row["task"]].is_readable(row["prompt"], text)
+                notes.append((times, row["prompt"], text, reward, not is_readable))
         return notes
 
     def _rewards(self, rows: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> torch.Tensor:
@@ -190,11 +184,8 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         """As the trainer's own; the first step's is noted completion by completion."""
         if not self.is_first_step or ROW not in inputs:
             return super().loss(model, inputs)
-        factors = {
-            name: inputs[name].clone().requires_grad_()
-            for name in ("advantages", "taught_advantages")
-            if name in inputs
-        }
+        names = {"advantages", "taught_advantages"} & inputs.keys()
+        factors = {name: inputs[name].clone().requires_grad_() for name in sorted(names)}
         with self.phase("forward"):
             loss = super().loss(model, {**inputs, **factors})
         with self.phase("diagnosis"):
@@ -242,10 +233,9 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
 
         Only there a KL term has an effect: before the first update the policy is its reference.
         """
-        network = self.accelerator.unwrap_model(self.model)
+        network = self.networks()[0]
         parameters = [p for p in network.parameters() if p.requires_grad]
         pulls: dict[str, torch.Tensor] = {}
-        moved, tokens = 0.0, 0
         with self.unrecorded() as metrics, torch.set_grad_enabled(gradients):
             for inputs, before in self.batches:
                 old = inputs.get("old_per_token_logps")
@@ -254,16 +244,14 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
                 assert loss.call.scores is not None
                 # Taught answers are to move.
                 mask = inputs["completion_mask"] * sampled_rows(inputs)
-                moved += ((loss.call.scores.logps.detach() - before).abs() * mask).sum().item()
-                tokens += int(mask.sum())
+                moved = ((loss.call.scores.logps.detach() - before).abs() * mask).sum()
+                self.tally("drift", moved, mask.sum())
                 for name, term in loss.terms.items() if gradients and parameters else ():
                     flat = torch.cat([slope.flatten() for slope in slopes_of(term, parameters)])
                     pulls[name] = pulls.get(name, 0) + flat
             self.settle()
             numbers = {name: sum(values) / len(values) for name, values in metrics.items()}
-        local = torch.tensor([moved, tokens], device=self.accelerator.device)
-        moved, tokens = self.accelerator.reduce(local, "sum").tolist()
-        numbers["drift"] = moved / max(1, tokens)
+        numbers.setdefault("drift", 0.0)  # of taught answers alone
         norms = {name: norm(self.accelerator.reduce(pull, "mean")) for name, pull in pulls.items()}
         numbers |= {f"gradient/{name}": number for name, number in norms.items()}
         numbers["kl/share_of_gradient"] = norms.get("kl", 0.0) / (sum(norms.values()) or 1.0)
@@ -334,18 +322,18 @@ class StepNotes(TrainerCallback):  # type: ignore[misc]
         self.before: dict[str, torch.Tensor] = {}
         self.gradients: dict[str, float] = {}  # norms
 
-    def _parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
-        return list(self.trainer.accelerator.unwrap_model(self.trainer.model).named_parameters())
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        with self.trainer.phase("probes"):
-            self.trainer.probes = probe(self.trainer)
+        trainer = self.trainer
+        with trainer.phase("probes"):
+            trainer.model.train()  # what is random in training is left on
+            parity = measure_parity(trainer, mixed_length_prompts(trainer))
+            trainer.probes = {**asdict(parity), "tolerance": preflight_tolerance(trainer)}
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0:
             whole = float(self.trainer.gradient_norm or 0.0)  # before it was clipped
             clipped = max(1.0, whole / args.max_grad_norm) if args.max_grad_norm else 1.0
-            for name, weight in self._parameters():
+            for name, weight in self.trainer.networks()[0].named_parameters():
                 self.before[name] = full(weight)
                 found = 0.0 if weight.grad is None else norm(full(weight.grad))
                 self.gradients[name] = found * clipped
@@ -361,7 +349,7 @@ class StepNotes(TrainerCallback):  # type: ignore[misc]
                 "weight_norm": norm(self.before[name]),
                 "update_norm": norm(full(weight) - self.before[name]),
             }
-            for name, weight in self._parameters()
+            for name, weight in self.trainer.networks()[0].named_parameters()
         )
         norms = ["gradient_norm", "weight_norm", "update_norm"]
         how = {"parameters": "sum", **dict.fromkeys(norms, np.linalg.norm)}
@@ -386,13 +374,6 @@ def norm(tensor: torch.Tensor) -> float:
     return tensor.double().norm().item()
 
 
-def probe(trainer: RookWorldGRPOTrainer) -> dict[str, float]:
-    """The preflight's numbers and tolerance, in nats, with what is random in training left on."""
-    trainer.model.train()
-    parity = measure_parity(trainer, mixed_length_prompts(trainer))
-    return {**asdict(parity), "tolerance": preflight_tolerance(trainer)}
-
-
 # --------------------------------------------------------------------------------------------------
 # Other settings
 # --------------------------------------------------------------------------------------------------
@@ -408,7 +389,7 @@ def after_multiples(
         trainer: After its first step; its weights are the same afterwards.
         before: The weights before that step, by name.
     """
-    weights = dict(trainer.accelerator.unwrap_model(trainer.model).named_parameters())
+    weights = dict(trainer.networks()[0].named_parameters())
     after = {name: weight.detach().clone() for name, weight in weights.items()}
     found = {}
     for multiple in MULTIPLES:

@@ -45,11 +45,8 @@ class SuiteResult:
 
     def metrics(self) -> dict[str, Estimate]:
         """Each metric's value and interval, the groups behind their metric."""
-        of_items = {
-            name: estimate(self._kind(name), list(values.values()))
-            for name, values in self.values.items()
-        }
-        return {**of_items, **self.estimates}
+        found = {name: estimate(self._kind(name), [*v.values()]) for name, v in self.values.items()}
+        return {**found, **self.estimates}
 
     def compare(self, other: SuiteResult) -> dict[str, Paired]:
         """How `other` differs from this one, metric by metric, on the items of both."""
@@ -151,10 +148,7 @@ def results_text(results: Sequence[ModelResults]) -> str:
         for model in results:
             metrics = model.suites[name].metrics()
             changes = {} if model is first else result.compare(model.suites[name])
-            cells = {
-                metric: f"{_estimate(value)}{_change(changes.get(metric))}"
-                for metric, value in metrics.items()
-            }
+            cells = {m: f"{_estimate(x)}{_change(changes.get(m))}" for m, x in metrics.items()}
             lines.append(f"  {short_name(model.model)}")
             lines += [f"    {key:<32}{metrics[key].n:>6}  {cell}" for key, cell in cells.items()]
             lines += [

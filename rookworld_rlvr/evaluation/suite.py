@@ -11,10 +11,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-import yaml
-
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
-from ..common.files import find_recipe, read_asset, shipped_names
+from ..common.files import find_recipe, read_asset, read_keys, shipped_names
 from ..common.own import load_own_class
 from ..common.stats import Kind
 from ..data.loading import DataArguments, load_data
@@ -242,8 +240,7 @@ def suite_class(name: str) -> type[Suite]:
     if name in _OWN:
         return _OWN[name]
     module = import_module(f".suites.{_MODULES.get(name, name)}", __package__)
-    kind: type[Suite] = getattr(module, f"{name.title().replace('_', '')}Suite")
-    return kind
+    return getattr(module, f"{name.title().replace('_', '')}Suite")
 
 
 def register_own_suite(name: str) -> None:
@@ -343,11 +340,6 @@ def _trained_positions(name: str) -> Iterable[str]:
 
 
 def _recipe_arguments(name: str) -> DataArguments:
-    try:
-        content = yaml.safe_load(find_recipe(name, where="").read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigurationError([f"could not be read ({' '.join(str(error).split())})"]) from error
-    if not isinstance(content, dict):
-        raise ConfigurationError(["must hold a mapping of keys to values"])
+    content = read_keys(find_recipe(name, where=""), where="")
     known = {item.name for item in fields(DataArguments)} & content.keys()
     return DataArguments(**{key: content[key] for key in known})

@@ -206,9 +206,7 @@ class Round:
             "model": str(self.model),
             "weights": [hashlib.sha256(path.read_bytes()).hexdigest() for path in weights],
             **self.make_rows(),
-            "heldout": {
-                name: [run.before[name].value, run.after[name].value] for name in run.after
-            },
+            "heldout": {n: [run.before[n].value, run.after[n].value] for n in run.after},
             "expected_score": {key: getattr(change, key) for key in ("difference", "low", "high")},
             "match": {key: match[key] for key in ("score", "elo_difference") if key in match},
             "accepted": not why,

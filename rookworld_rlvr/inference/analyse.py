@@ -13,6 +13,7 @@ import itertools
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import chess
 
@@ -134,9 +135,7 @@ def _san(board: chess.Board, move: str) -> str:
     return "illegal" if found is None else board.san(found)
 
 
-def _unreadable(
-    name: str, reply: Reply[PolicyAnswer] | Reply[EnvironmentAnswer]
-) -> tuple[str, str]:
+def _unreadable(name: str, reply: Reply[Any]) -> tuple[str, str]:
     return f"{name} wrote: {reply.text.strip()}", f"the answer cannot be read: {reply.fault}"
 
 
@@ -157,17 +156,16 @@ def simulation_lines(
     true = rules.transition(fen, move)
     right = answer_fields(true)
     said = answer_fields(reply.record) if reply.record is not None else right
+    wrong = [field for field, value in right.items() if said[field] != value]
     yield from (fen, f"{move}: {_san(rules.board_of(fen), move)}", "")
     yield from (board_text(chess.Board(true.fen)), "")
     for field, value in right.items():
-        differs = said[field] != value
-        other = f"   python-chess: {value}" if differs else ""
-        yield f"{'≠' if differs else ' '} {field:<13} {said[field]}{other}"
+        mark, other = ("≠", f"   python-chess: {value}") if field in wrong else (" ", "")
+        yield f"{mark} {field:<13} {said[field]}{other}"
     yield ""
     if reply.record is None:
         yield from _unreadable(name, reply)
     else:
-        wrong = [field for field, value in right.items() if said[field] != value]
         yield f"{name} is wrong in: {', '.join(wrong)}" if wrong else f"{name} is right"
 
 

@@ -6,11 +6,12 @@ torch is imported with the model's weights, as programs that ask for a move firs
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
 import chess
+import chess.pgn
 
 from ..common.errors import NotationError, RookWorldError
 from ..models import loading
@@ -146,6 +147,17 @@ def environment_prompt(asked: Position, move: Move, history: Sequence[Move] = ()
     before = [one.uci() if isinstance(one, chess.Move) else parse_move(one) for one in moves]
     told = (*before, action)[-MAX_HISTORY:]
     return write_environment_prompt(EnvironmentPrompt(position, action, told))
+
+
+def record_of(
+    board: chess.Board, white: str, black: str, comments: Mapping[int, str], **headers: str
+) -> chess.pgn.Game:
+    """A game for a PGN file, with comments by the ply of the move that they follow."""
+    game = chess.pgn.Game.from_board(board)
+    game.headers.update(White=white, Black=black, **headers)
+    for node in game.mainline():
+        node.comment = comments.get(node.ply(), "")
+    return game
 
 
 def over(board: chess.Board) -> str:

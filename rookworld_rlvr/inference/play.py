@@ -20,7 +20,7 @@ from ..tasks import rules
 from ..tasks.types import PolicyAnswer
 from .analyse import board_text
 from .arguments import model_parser, run, start
-from .model import Reply, choose, over, read_legal_move, read_position
+from .model import Reply, choose, over, read_legal_move, read_position, record_of
 
 HELP = """\
   a move  as Nf3, exd5, O-O, e8=Q, or as g1f3, e7e8q
@@ -53,7 +53,7 @@ class TerminalGame:
         self.human = human
         self.name = name
         self.result = "*"
-        self.faults: dict[int, str] = {}  # ply of the game → what was wrong with the model's move
+        self.faults: dict[int, str] = {}  # ply after it → what was wrong with the model's move
         self._analyse = analyse
         self._say = say
 
@@ -101,7 +101,7 @@ class TerminalGame:
     def _answer(self) -> None:
         choice = choose(self.board, self._analyse(self.board.fen()))
         if choice.fault:
-            self.faults[self.board.ply()] = choice.fault
+            self.faults[self.board.ply() + 1] = choice.fault
             self._say(f"  ({choice.fault})")
         self._say(f"{self.name}: {self._number()}{self.board.san(choice.move)}")
         self.board.push(choice.move)
@@ -112,13 +112,9 @@ class TerminalGame:
 
     def pgn(self) -> chess.pgn.Game:
         """The game so far, with a comment where the model's move had to be replaced."""
-        game = chess.pgn.Game.from_board(self.board)
-        white, black = ("Human", self.name) if self.human else (self.name, "Human")
-        game.headers.update(Event="rookworld play", Date=date.today().strftime("%Y.%m.%d"))
-        game.headers.update(White=white, Black=black, Result=self.result)
-        for node in game.mainline():
-            node.comment = self.faults.get(node.ply() - 1, "")
-        return game
+        players = ("Human", self.name) if self.human else (self.name, "Human")
+        headers = {"Date": date.today().strftime("%Y.%m.%d"), "Result": self.result}
+        return record_of(self.board, *players, self.faults, Event="rookworld play", **headers)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ def disable_dropout(model: torch.nn.Module) -> None:
             module.p = 0.0
     config = getattr(model, "config", None)
     for key in ("attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_first_dropout"):
-        if config is not None and hasattr(config, key):
+        if hasattr(config, key):
             setattr(config, key, 0.0)
 
 
@@ -33,8 +33,8 @@ def fuse_gelu(model: torch.nn.Module) -> None:
         for name, child in module.named_children():
             if isinstance(child, NewGELUActivation):
                 setattr(module, name, ACT2FN[FUSED_GELU])
-    config = getattr(model, "config", None)
-    if config is not None and getattr(config, "activation_function", None) == "gelu_new":
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "activation_function", None) == "gelu_new":
         config.activation_function = FUSED_GELU
 
 
@@ -72,11 +72,8 @@ def _add_position_ids(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     mask = kwargs.get("attention_mask")
     if kwargs.get("position_ids") is None and mask is not None and mask.dim() == 2:
-        given = next(
-            tensor
-            for tensor in (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
-            if tensor is not None
-        )
+        inputs = (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+        given = next(tensor for tensor in inputs if tensor is not None)
         # With a cache the mask covers the past too; this forward has only the last positions.
         kwargs["position_ids"] = position_ids_from_mask(mask)[:, -given.shape[1] :]
     return args, kwargs

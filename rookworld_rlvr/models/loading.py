@@ -54,9 +54,8 @@ def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[
     path = Path(resolve_model_path(name))
     if (path / "config.json").is_file():
         found = pickled(file.name for file in path.iterdir())
-        return (
-            [f"{key}: the weights of {name!r} are a pickle ({found}): {_CONVERT}"] if found else []
-        )
+        said = f"{key}: the weights of {name!r} are a pickle ({found}): {_CONVERT}"
+        return [said] if found else []
     if path.is_file():
         return [f"{key}: {name!r} is a file, not the folder of a model; see docs/coming-from.md"]
     if (path / "adapter_config.json").is_file():
@@ -216,9 +215,7 @@ def load_from_arguments(
         RookWorldError: See `load_model` and `load_tokenizer`.
     """
     tokenizer = load_tokenizer(
-        args.model_name_or_path,
-        revision=args.model_revision,
-        trust_remote_code=trust_remote_code,
+        args.model_name_or_path, revision=args.model_revision, trust_remote_code=trust_remote_code
     )
     model = load_start(args, trust_remote_code)
     if args.use_peft and args.lora_target_modules not in (None, "all-linear"):
@@ -239,10 +236,8 @@ def _adapted(model: PreTrainedModel, targets: str | list[str]) -> str | list[str
         if any(re.fullmatch(targets, path) for path in paths):
             return targets
         targets = [targets]
-    missing = [
-        name for name in targets if not any(f".{path}".endswith(f".{name}") for path in paths)
-    ]
-    if missing:
+    ends = [f".{path}" for path in paths]
+    if missing := [name for name in targets if not any(end.endswith(f".{name}") for end in ends)]:
         names = sorted({path.rpartition(".")[2] for path in paths})
         raise RookWorldError(
             f"lora_target_modules: the model {model.name_or_path!r} has no {', '.join(missing)}; choose "
@@ -269,8 +264,7 @@ def _encoded_by(file: Path) -> list[int]:
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_padding()  # either may be stored from earlier work
     tokenizer.no_truncation()
-    ids: list[int] = tokenizer.encode(_SAMPLE, add_special_tokens=False).ids
-    return ids
+    return tokenizer.encode(_SAMPLE, add_special_tokens=False).ids
 
 
 def load_tokenizer(name: str, *, must_end: bool = True, **kwargs: Any) -> PreTrainedTokenizerBase:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..common.errors import RookWorldError
 from ..common.html import render
-from ..common.stats import Estimate, estimate
+from ..common.stats import estimate
 from ..data.judge_pairs import Pair
 from ..rewards.judge import Judge
 
@@ -55,17 +55,15 @@ def pair_accuracy(differences: Sequence[tuple[str, float]]) -> dict[str, Any]:
     for kind, difference in differences:
         by_kind.setdefault(kind, []).append(difference > 0)
     return {
-        **_named("accuracy", estimate("share", [difference > 0 for _, difference in differences])),
+        **_accuracy([difference > 0 for _, difference in differences]),
         "ties": sum(difference == 0 for _, difference in differences),
-        "by_kind": {
-            kind: _named("accuracy", estimate("share", found))
-            for kind, found in sorted(by_kind.items())
-        },
+        "by_kind": {kind: _accuracy(found) for kind, found in sorted(by_kind.items())},
     }
 
 
-def _named(name: str, result: Estimate) -> dict[str, Any]:
-    return {name: result.value, "low": result.low, "high": result.high, "n": result.n}
+def _accuracy(hits: Sequence[bool]) -> dict[str, Any]:
+    result = estimate("share", hits)
+    return {"accuracy": result.value, "low": result.low, "high": result.high, "n": result.n}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -15,15 +15,7 @@ from ..tasks.registry import TASKS
 from ..training.results import change_text, interval_text, limit_lines, value_text
 from ..training.resuming import stretches, words
 from .plots import COLOURS, heldout_plots, training_plots
-from .record import (
-    Answer,
-    Choice,
-    RunRecord,
-    choose,
-    errors,
-    quality,
-    round_cells,
-)
+from .record import Answer, Choice, RunRecord, choose, errors, quality, round_cells
 
 MOST_RUNS = COLOURS
 
@@ -36,6 +28,7 @@ def page(runs: Sequence[RunRecord], rounds: Sequence[Mapping[str, Any]] = ()) ->
         rounds: Entries of the ledger of `rookworld evolve`.
     """
     with_answers = [run for run in runs if run.answers]
+    asked = {frozenset(pair.after["prompt"] for pair in run.answers) for run in with_answers}
     told = [run for run in runs if run.before]
     return render(
         "run_report.html",
@@ -45,8 +38,7 @@ def page(runs: Sequence[RunRecord], rounds: Sequence[Mapping[str, Any]] = ()) ->
         errors=[(run.name, errors(run.answers)) for run in with_answers],
         **_setup(runs),
         told=told,
-        same_rows=len({frozenset(p.after["prompt"] for p in run.answers) for run in with_answers})
-        < 2,
+        same_rows=len(asked) < 2,
         metrics={
             metric: [run.rows[metric] for run in told if metric in run.rows]
             for metric in dict.fromkeys(metric for run in told for metric in run.before)
@@ -79,9 +71,9 @@ def _verdict(run: RunRecord) -> tuple[str, str]:
     metrics = [metric for metric in headlines().values() if metric in run.after]
     before, after = headline(run.before), headline(run.after)
     is_tie = all(metric in run.changes and run.changes[metric].is_tie for metric in metrics)
-    steps = run.results.get("steps")
-    is_chosen = run.best_step is not None
-    model = f"checkpoint of step {run.best_step} of {steps}" if is_chosen else f"{steps} steps"
+    model = f"{run.results.get('steps')} steps"
+    if run.best_step is not None:
+        model = f"checkpoint of step {run.best_step} of {run.results.get('steps')}"
     return (
         "warning" if loud or after < before else "tie" if is_tie else "",
         f"held out, {'mean of ' if len(metrics) > 1 else ''}{' and '.join(metrics)}: "
@@ -96,11 +88,9 @@ def _setup(runs: Sequence[RunRecord]) -> dict[str, Any]:
         [name(key), *(words(run.config[key]) if key in run.config else "-" for run in runs)]
         for key in sorted({key for run in runs for key in run.config})
     ]
-    return {
-        "setup": [[key, *(words(fact[key]) for fact in facts)] for key in facts[0]],
-        "whole": whole,
-        "differing": [row for row in whole if len(set(row[1:])) > 1],
-    }
+    setup = [[key, *(words(fact[key]) for fact in facts)] for key in facts[0]]
+    differing = [row for row in whole if len(set(row[1:])) > 1]
+    return {"setup": setup, "whole": whole, "differing": differing}
 
 
 def _provenance(run: RunRecord) -> Mapping[str, Any]:

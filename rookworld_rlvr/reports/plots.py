@@ -154,13 +154,10 @@ def heldout_plots(runs: Sequence[RunRecord]) -> list[Markup]:
     first = ["overall", *headlines().values()]
     own = [metric for run in runs for metric in run.rows if metric.startswith(OWN_REWARDS)]
     for metric in dict.fromkeys([*first, *own, *training_metrics()]):
-        lines = []
+        lines, is_share = [], metric not in own and kind_of(metric) == "share"
         for place, run in enumerate(runs):
-            points = run.points(f"eval_{metric}")
-            rows = (
-                run.rows.get(metric, 0) if metric not in own and kind_of(metric) == "share" else 0
-            )
-            band = [wilson(v, rows) for _, v in points] if rows else ()
+            points, rows = run.points(f"eval_{metric}"), run.rows.get(metric)
+            band = [wilson(v, rows) for _, v in points] if rows and is_share else ()
             lines.append(Series(run.name, points, band, place, run.best_step))
         plots.append(plot(metric, lines, _meaning(f"eval_{metric}"), is_share=metric not in own))
     return list(filter(None, plots))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,10 +132,11 @@ def read_run(folder: Path, name: str) -> RunRecord:
     """
     missing: list[str] = []
 
-    def read(file: str, nothing: Any, reader: Callable[[Path], Any] = _json) -> Any:
+    def read(file: str, nothing: Any, reader: Callable[[Path], Any] | None = None) -> Any:
         """A file's content; `nothing`, and a sentence, if it is absent or broken."""
+        path = folder / file
         try:
-            found = reader(folder / file)
+            found = reader(path) if reader else json.loads(path.read_text(encoding="utf-8"))
             if isinstance(nothing, dict | list) and not isinstance(found, type(nothing)):
                 raise TypeError("it is empty, or not of the form that a run writes")
             return found
@@ -190,10 +191,6 @@ def _pairs(before: Sequence[Answer], after: Sequence[Answer]) -> list[AnswerPair
     return [AnswerPair(*pair) for pair in zip(before, after, strict=True)]
 
 
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 # --------------------------------------------------------------------------------------------------
 # Rounds of `rookworld evolve`
 # --------------------------------------------------------------------------------------------------
@@ -207,6 +204,7 @@ def round_cells(entry: Mapping[str, Any]) -> dict[str, str]:
     """An entry of the ledger in words, by the heads of a table."""
     before, after = entry["heldout"]["policy/expected_score"]
     change, elo = entry["expected_score"], entry["match"].get("elo_difference")
+    why = "; ".join(entry["reasons"])
     return {
         "round": str(entry["round"]),
         "positions": str(entry["policy_rows"]),
@@ -214,9 +212,7 @@ def round_cells(entry: Mapping[str, Any]) -> dict[str, str]:
         "expected score": f"{before:.1%} → {after:.1%}",
         "change": "{difference:+.2%} [{low:+.2%}, {high:+.2%}]".format(**change),
         "Elo": "{value:+.0f} [{low:+.0f}, {high:+.0f}]".format(**elo) if elo else "not finite",
-        "outcome": "accepted"
-        if entry["accepted"]
-        else "not accepted: " + "; ".join(entry["reasons"]),
+        "outcome": f"not accepted: {why}" if why else "accepted",
     }
 
 
@@ -228,7 +224,7 @@ class Errors(NamedTuple):
 
     task: str
     rows: int  # that have a score
-    kinds: dict[str, tuple[int, int]]  # kind → rows before, and after; the most frequent first
+    kinds: dict[str, list[int]]  # kind → rows before, and after; the most frequent first
 
 
 class Choice(NamedTuple):
@@ -252,19 +248,14 @@ def errors(pairs: Sequence[AnswerPair]) -> list[Errors]:
     """Errors by task and kind, see `Task.errors`."""
     found = []
     for name, task in TASKS.items():
+        kinds: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         of_task = scored(pairs, name)
-        before, after = (
-            Counter(
-                kind
-                for answer in (pair[side] for pair in of_task)
-                for kind in task.errors(answer["prompt"], answer["completion"], answer["values"])
-            )
-            for side in (0, 1)
-        )
-        kinds = {kind: (before[kind], after[kind]) for kind in before | after}
-        order = sorted(kinds, key=lambda kind: (-max(kinds[kind]), kind))
+        for side, answer in (each for pair in of_task for each in enumerate(pair)):
+            for kind in task.errors(answer["prompt"], answer["completion"], answer["values"]):
+                kinds[kind][side] += 1
+        order = sorted(kinds.items(), key=lambda item: (-max(item[1]), item[0]))
         if of_task:
-            found.append(Errors(name, len(of_task), {kind: kinds[kind] for kind in order}))
+            found.append(Errors(name, len(of_task), dict(order)))
     return found
 
 

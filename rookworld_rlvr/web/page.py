@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import chess
-import chess.pgn
 import gradio as gr
 import yaml
 
 from ..common.errors import RookWorldError
-from ..common.files import asset_path, find_recipe
-from ..inference.model import choose, read_legal_move, reply_of
+from ..common.files import asset_path, find_recipe, read_keys
+from ..inference.model import choose, read_legal_move, record_of, reply_of
 from ..tasks.policy import parse_policy_answer, write_policy_prompt
 from .desk import Desk
 from .shown import analyses, drawn, end_of, fault, read_board, rewards_shown, simulations, square_at
@@ -27,7 +26,7 @@ STYLE = Path(asset_path("web.css")).read_text("utf-8")
 _CLICKED = Path(asset_path("web.js")).read_text("utf-8")
 
 Notes = dict[int, str]
-"""Ply of a game → why the model's move there was replaced."""
+"""Ply of a game → why the model's move before it was replaced."""
 
 _MOVE, _EMPTY = "move", "empty"
 _PIECES = [_MOVE, *(piece for piece in "KQRBNPkqrbnp"), _EMPTY]
@@ -109,12 +108,10 @@ def _ask(desk: Desk) -> None:
 
     board.click(click, [text, piece, picked], [text, picked, board], show_progress="hidden")
     text.input(lambda fen: (_board(fen), None), text, [board, picked], show_progress="hidden")
-    ask.click(_shown(lambda fen, chosen: analyses(desk, fen, chosen)), [text, names], answer)
-    step.click(
-        _shown(lambda fen, uci, chosen: simulations(desk, fen, uci, chosen)),
-        [text, move, names],
-        answer,
-    )
+    analysed = _shown(lambda *given: analyses(desk, *given))
+    simulated = _shown(lambda *given: simulations(desk, *given))
+    ask.click(analysed, [text, names], answer)
+    step.click(simulated, [text, move, names], answer)
 
 
 def _clicked(text: str, kind: str, start: int | None, square: int) -> tuple[str, int | None]:
@@ -143,7 +140,7 @@ def _clicked(text: str, kind: str, start: int | None, square: int) -> tuple[str,
 # Rewards
 # --------------------------------------------------------------------------------------------------
 def _rewards(desk: Desk) -> None:
-    rewards = yaml.safe_load(find_recipe("grpo_nano").read_text("utf-8"))["rewards"]
+    rewards = read_keys(find_recipe("grpo_nano"))["rewards"]
     block = yaml.safe_dump({"rewards": rewards}, sort_keys=False)
     with gr.Row():
         with gr.Column(min_width=300):
@@ -219,7 +216,7 @@ def _play(desk: Desk) -> None:
                 (text,) = desk.complete(name, [write_policy_prompt(game.fen())])
                 choice = choose(game, reply_of(text, parse_policy_answer))
                 if choice.fault:
-                    notes = {**notes, game.ply(): choice.fault}
+                    notes = {**notes, game.ply() + 1: choice.fault}
                 game.push(choice.move)
         except RookWorldError as error:
             said = str(fault(error))
@@ -246,19 +243,15 @@ def _play(desk: Desk) -> None:
     def restart(name: str, colour: str) -> Any:
         return play(chess.Board(), {}, name, colour, "")
 
-    new.click(restart, [model, side], shown)
-    side.change(restart, [model, side], shown)
+    gr.on([new.click, side.change], restart, [model, side], shown)
     move.submit(play, [*asked, move], shown)
     board.click(click, [*asked, picked], shown, show_progress="hidden")
 
 
 def _game(game: chess.Board, human: bool, notes: Notes, name: str, said: str) -> tuple[Any, ...]:
     """Everything that is shown of a game."""
-    record = chess.pgn.Game.from_board(game)
-    record.headers["White"], record.headers["Black"] = ("You", name) if human else (name, "You")
-    for node in record.mainline():
-        node.comment = notes.get(node.ply() - 1, "")
-    replaced = notes.get(game.ply() - 1)
+    record = record_of(game, *(("You", name) if human else (name, "You")), notes)
+    replaced = notes.get(game.ply())
     said = said or (str(fault(replaced)) if replaced else "")
     words = f"<p>{html.escape(end_of(game))}</p>{said}"
     return str(drawn(game, human)), game, None, notes, words, str(record), ""

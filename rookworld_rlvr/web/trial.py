@@ -64,23 +64,19 @@ def read_block(text: str, is_private: bool = True) -> list[dict[str, Any]]:
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigurationError(
-            [f"rewards: not valid YAML ({' '.join(str(error).split())})"]
-        ) from error
+        said = " ".join(str(error).split())
+        raise ConfigurationError([f"rewards: not valid YAML ({said})"]) from error
     specs = specs_of(content.get("rewards") if isinstance(content, dict) else content)
     if not isinstance(specs, list):
         raise ConfigurationError(check_reward_specs(specs))
     for spec in specs:
         source = str(spec.get("name")).rpartition(":")[0] if isinstance(spec, dict) else ""
         is_inside = Path(source).resolve().is_relative_to(Path.cwd()) and source.endswith(".py")
-        if source and not is_private:
-            raise ConfigurationError(
-                ["rewards: a page that others can reach runs no files; start one on your machine"]
-            )
-        if source and not is_inside:
-            raise ConfigurationError(
-                [f"rewards: {source} is not a .py file in {Path.cwd()}, the folder of this page"]
-            )
+        fault = f"{source} is not a .py file in {Path.cwd()}, the folder of this page"
+        if not is_private:
+            fault = "a page that others can reach runs no files; start one on your machine"
+        if source and not (is_private and is_inside):
+            raise ConfigurationError([f"rewards: {fault}"])
     return specs
 
 

@@ -346,7 +346,7 @@ def test_four_games_earn_no_star() -> None:
     [
         ("--model_name_or_path rookworld-nan", "rookworld-nano"),
         ("--training_data nothing.jsonl", "nothing.jsonl"),
-        ("--training_data {here}/list.yaml", "list.yaml: must hold a mapping"),
+        ("--training_data {here}/list.yaml", "list.yaml must be a mapping"),
         ("--output_file /dev/null/results.json", "cannot write"),
     ],
 )

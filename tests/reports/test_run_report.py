@@ -148,7 +148,7 @@ def test_errors_are_counted_by_kind() -> None:
     pairs = [AnswerPair(wrong, right)] * 9 + [AnswerPair(right, wrong), AnswerPair(right, right)]
     (kinds,) = errors([*pairs, unscored])
     assert kinds.rows == 11
-    assert kinds.kinds == {"castling": (9, 1), "en passant": (9, 1)}
+    assert kinds.kinds == {"castling": [9, 1], "en passant": [9, 1]}
     assert errors([]) == []
 
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import chess
-import chess.pgn
 
 from ...common.progress import Progress
 from ...data import synthesis
 from ...data.loading import HELDOUT_SHARE, is_held_out
 from ...data.parsing import prompt_of
-from ...inference.model import legal_move, reply_of
+from ...inference.model import legal_move, record_of, reply_of
 from ...tasks import rules
 from ...tasks.environment import score_environment, write_environment_prompt
 from ...tasks.policy import parse_policy_answer, write_policy_prompt
@@ -141,13 +140,8 @@ class GameSuite(Suite[chess.Board]):
         """
         texts = []
         for number, game in enumerate(self.played, 1):
-            record = chess.pgn.Game.from_board(game.board)
-            white, black = self.players(model, game)
-            record.headers.update(
-                Event=f"rookworld-rlvr, {self.name}", Round=str(number), White=white, Black=black
-            )
-            for node in record.mainline():
-                node.comment = game.comments.get(node.ply(), "")
+            headers = {"Event": f"rookworld-rlvr, {self.name}", "Round": str(number)}
+            record = record_of(game.board, *self.players(model, game), game.comments, **headers)
             if game.ending == "capped":
                 record.headers.update(Result="1/2-1/2", Termination="adjudication")
                 last = record.end()
@@ -177,10 +171,7 @@ def ask_moves(model: Answerer, boards: Sequence[chess.Board]) -> list[Reply]:
         boards: `N` positions, at least one, none of them over.
     """
     prompts = [write_policy_prompt(board.fen()) for board in boards]
-    return [
-        read_reply(board, completion)
-        for board, completion in zip(boards, model.answers(prompts), strict=True)
-    ]
+    return list(map(read_reply, boards, model.answers(prompts)))
 
 
 def read_reply(board: chess.Board, completion: str) -> Reply:

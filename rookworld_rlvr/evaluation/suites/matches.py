@@ -118,10 +118,8 @@ def ask_choices(
         answers = model.answers(prompts)
     else:
         answers = [text for (text,) in model.samples(prompts, 1, decoding)]
-    return [
-        choose(board, reply_of(answer, parse_policy_answer))
-        for board, answer in zip(boards, answers, strict=True)
-    ]
+    replies = [reply_of(answer, parse_policy_answer) for answer in answers]
+    return list(map(choose, boards, replies))
 
 
 # --------------------------------------------------------------------------------------------------
