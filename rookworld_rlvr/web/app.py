@@ -3,6 +3,7 @@
 rookworld web                                  # the packaged model, on this machine alone
 rookworld web --model rookworld-nano runs/grpo_nano
 rookworld web --runs runs --port 7861
+rookworld web --space my_space                 # write a Hugging Face Space that shows the same page
 """
 
 from __future__ import annotations
@@ -31,15 +32,21 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--port", type=int, help="default: 7860, or the next free one")
     listens = f"address to listen on (default: {LOOPBACK}, which no other machine reaches)"
     parser.add_argument("--host", default=LOOPBACK, help=listens)
+    parser.add_argument("--space", metavar="DIR", help="write a Space into this folder and end")
     return run("web", lambda: serve(parser.parse_args(argv)))
 
 
 def serve(args: argparse.Namespace) -> None:
-    """Check the arguments, then serve the page.
+    """Check the arguments, then write the Space or serve the page.
 
     Raises:
-        RookWorldError: A model or gradio is missing, or no port is free.
+        RookWorldError: A model or the package is missing, the folder is not empty, or no port is free.
     """
+    if args.space:
+        from .space import write_space
+
+        print(write_space(Path(args.space)))
+        return
     if faults := [fault for name in args.model for fault in check_model_name(name, "--model")]:
         raise RookWorldError("\n".join(faults))
     if find_spec("gradio") is None:

@@ -134,7 +134,7 @@ def run(words: list[str], folder: Path) -> bool:
         )
         assert done.returncode == 0 and "uciok" in done.stdout, words
         return True
-    if command == "web":
+    if command == "web" and "--space" not in given:
         return run_page(given, folder)
     if command in MODULES:
         return run_module(MODULES[command], given, folder)

@@ -204,6 +204,7 @@ def test_a_model_that_is_not_offered_is_not_loaded(tmp_path: Path) -> None:
     [
         (["--model", "runs/nope"], "--model: there is no folder 'runs/nope'"),
         (["--host", "198.51.100.7"], "taken, or not of this machine"),
+        (["--space", "."], "is not empty; give another folder"),
     ],
 )
 def test_bad_arguments_are_one_message(
