@@ -63,7 +63,9 @@ def _token_faults(value: str, name: str) -> list[str]:
 def _steps_faults(value: int, name: str) -> list[str]:
     if value == -1 or value >= 1:
         return []
-    return [f"{name}: {value} is no number of steps; give at least 1, or -1 for num_train_epochs"]
+    return [
+        f"{name}: {value} is not a number of steps; give at least 1, or -1 to use num_train_epochs"
+    ]
 
 
 def _hub_strategy_faults(value: Any, name: str) -> list[str]:

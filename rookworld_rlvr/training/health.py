@@ -495,4 +495,4 @@ def _report(findings: Sequence[Finding], args: Any) -> None:
 
     for finding in findings if wandb.run is not None else ():
         title = f"{finding.rule} at step {finding.step}"
-        wandb.run.alert(title, finding.message, _LEVELS[finding.severity])  # type: ignore[union-attr]
+        wandb.run.alert(title=title, text=finding.message, level=_LEVELS[finding.severity])  # type: ignore[union-attr]
