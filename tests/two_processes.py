@@ -63,12 +63,7 @@ def main(argv: Sequence[str]) -> None:
 
     fewer: dict[str, Any] = {"max_rows": 2_000, "synthetic_rows": 100} if fails else {}
     data = load_data(
-        DataArguments(
-            tasks=[*TEMPERATURES],
-            **fewer,
-            heldout_rows=8,
-            synthetic_fill_in_rows=60,
-        )
+        DataArguments(tasks=[*TEMPERATURES], **fewer, heldout_rows=8, synthetic_fill_in_rows=60)
     )
     tokenizer = loading.load_tokenizer(loading.PACKAGED_MODEL)
     judge = JudgeReward(JudgeSpec(**JUDGE), Judge(tiny_judge(tokenizer), tokenizer))

@@ -9,11 +9,7 @@ from typing import Any
 import pytest
 
 from rookworld_rlvr.data.parsing import parse_raw
-from rookworld_rlvr.data.synthesis import (
-    environment_row,
-    first_plies,
-    is_first_ply,
-)
+from rookworld_rlvr.data.synthesis import environment_row, first_plies, is_first_ply
 from rookworld_rlvr.tasks.types import EnvironmentPrompt
 
 from ..conftest import recipe

@@ -51,18 +51,12 @@ def test_every_script_is_a_command_and_says_what_it_does(monkeypatch: pytest.Mon
     [
         (["plai"], "'plai' is not a command; did you mean play"),
         (["grpo", "--num_processes"], "--num_processes: '' is not one value"),
-        (
-            ["grpo", "--accelerate_config", "gpus"],
-            "'gpus' is not a file or one of cpu, ",
-        ),
+        (["grpo", "--accelerate_config", "gpus"], "'gpus' is not a file or one of cpu, "),
         (["recipes", "copy", "grpo_mix"], "no recipe 'grpo_mix'; did you mean grpo_mixed"),
     ],
 )
 def test_faults_name_the_remedy(
-    words: list[str],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["rookworld", *words])
     monkeypatch.delattr(os, "execv")  # it would replace this process

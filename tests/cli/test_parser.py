@@ -184,11 +184,7 @@ def test_faults_of_a_recipe_name_the_file(name: str, line: str, fault: str, tmp_
 # A model's own code
 # --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "line",
-    [
-        "trust_remote_code: 'yes'",
-        "model_init_kwargs: '{\"trust_remote_code\": true}'",
-    ],
+    "line", ["trust_remote_code: 'yes'", "model_init_kwargs: '{\"trust_remote_code\": true}'"]
 )
 def test_a_recipe_cannot_ask_for_a_models_code(line: str, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(f"{line}\n")

@@ -62,10 +62,7 @@ def test_a_file_comes_before_a_packaged_recipe(
 
 @pytest.mark.parametrize(
     ("name", "remedy"),
-    [
-        ("grpo_mixd", "did you mean grpo_mixed"),
-        ("zzz", "rookworld recipes lists these"),
-    ],
+    [("grpo_mixd", "did you mean grpo_mixed"), ("zzz", "rookworld recipes lists these")],
 )
 def test_an_unknown_recipe_is_one_message(name: str, remedy: str) -> None:
     (fault,) = faults("sft", "--config", name, "--max_steps", "ten")

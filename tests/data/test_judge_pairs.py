@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.data.judge_pairs import (
-    Pair,
-    make_pairs,
-    task_of_kind,
-)
+from rookworld_rlvr.data.judge_pairs import Pair, make_pairs, task_of_kind
 from rookworld_rlvr.data.loading import DataArguments, LoadedData, is_held_out, load_data
 from rookworld_rlvr.data.sources import PAIR_SHARES
 from rookworld_rlvr.tasks.environment import score_environment

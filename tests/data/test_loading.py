@@ -13,11 +13,7 @@ import chess
 import pytest
 from datasets import Dataset
 
-from rookworld_rlvr.common.errors import (
-    ConfigurationError,
-    NotationError,
-    RookWorldError,
-)
+from rookworld_rlvr.common.errors import ConfigurationError, NotationError, RookWorldError
 from rookworld_rlvr.data.loading import (
     HELDOUT_SHARE,
     DataArguments,

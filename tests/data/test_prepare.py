@@ -19,12 +19,7 @@ from rookworld_rlvr.common.errors import ConfigurationError, EngineError, RookWo
 from rookworld_rlvr.data import prepare as prepare_module
 from rookworld_rlvr.data import synthesis
 from rookworld_rlvr.data.loading import LoadedData
-from rookworld_rlvr.data.prepare import (
-    PrepareArguments,
-    PrepareReport,
-    read_rows,
-    write_labelled,
-)
+from rookworld_rlvr.data.prepare import PrepareArguments, PrepareReport, read_rows, write_labelled
 from rookworld_rlvr.data.sources import dataset_file, read_provenance, values_line
 from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.engine.labeller import Labeller
@@ -133,11 +128,7 @@ def test_no_engine_is_asked_where_no_row_needs_one(tmp_path: Path) -> None:
 
 def test_openings_are_made_with_answers_by_the_engine(tmp_path: Path) -> None:
     rows, report, note = prepare(
-        tmp_path,
-        [MATE],
-        dataset_name="",
-        synthetic_policy_rows=6,
-        synthetic_rows=3,
+        tmp_path, [MATE], dataset_name="", synthetic_policy_rows=6, synthetic_rows=3
     )
     assert [row["text"][0] for row in rows] == ["P"] * 6 + ["A"] * 3
     assert report.rows["made"] == 9 and report.repaired == {"answer": 6}
@@ -258,17 +249,10 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, undisturbed: tuple[Pa
 def test_faults_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError) as caught:
         PrepareArguments(
-            dataset_name="",
-            output_file="rows.txt",
-            repairs=["best_mov"],
-            hub_dataset_id="nobody",
+            dataset_name="", output_file="rows.txt", repairs=["best_mov"], hub_dataset_id="nobody"
         )
     faults = "\n".join(caught.value.faults)
-    for words in (
-        "output_file: 'rows.txt'",
-        "best_move?",
-        "hub_dataset_id: 'nobody'",
-    ):
+    for words in ("output_file: 'rows.txt'", "best_move?", "hub_dataset_id: 'nobody'"):
         assert words in faults
     assert "dataset_name: missing" in faults
     with pytest.raises(ConfigurationError, match=r"output_file: '' does .*--output_file rows"):

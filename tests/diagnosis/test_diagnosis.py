@@ -16,12 +16,7 @@ from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.common.html import marked, pair_bars
-from rookworld_rlvr.diagnosis.phases import (
-    DiagnoseArguments,
-    analysis,
-    comparison,
-    run_diagnosis,
-)
+from rookworld_rlvr.diagnosis.phases import DiagnoseArguments, analysis, comparison, run_diagnosis
 from rookworld_rlvr.diagnosis.report import findings
 from rookworld_rlvr.diagnosis.trainer import DiagnosedTrainer
 from rookworld_rlvr.models import loading
@@ -140,10 +135,7 @@ HELD_OUT = [{"metric": "policy/format", "share": 0.9}]
 
 
 def judged(
-    gaps: dict[str, float] | None = None,
-    heldout: Any = HELD_OUT,
-    steps: Any = (),
-    **log: float,
+    gaps: dict[str, float] | None = None, heldout: Any = HELD_OUT, steps: Any = (), **log: float
 ) -> dict[str, Any]:
     """The analysis of a healthy step of 32 completions of 4 prompts, with some numbers replaced."""
     names = ("alone_gap", "sampler_gap", "reference_kl")

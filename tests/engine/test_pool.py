@@ -16,11 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rookworld_rlvr.common.errors import (
-    EngineError,
-    IllegalPositionError,
-    RookWorldError,
-)
+from rookworld_rlvr.common.errors import EngineError, IllegalPositionError, RookWorldError
 from rookworld_rlvr.engine import pool as engine
 from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.engine.labeller import Labeller, position_asked
@@ -70,11 +66,7 @@ def truth(stockfish: str) -> Truth:
 # --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("workers", "order"),
-    [
-        (1, POSITIONS[::-1]),
-        (2, POSITIONS[3:] + POSITIONS[:3]),
-        (3, POSITIONS[::-1]),
-    ],
+    [(1, POSITIONS[::-1]), (2, POSITIONS[3:] + POSITIONS[:3]), (3, POSITIONS[::-1])],
 )
 def test_values_depend_neither_on_order_nor_company_nor_processes(
     truth: Truth, stockfish: str, workers: int, order: Sequence[str]

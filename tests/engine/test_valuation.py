@@ -11,10 +11,7 @@ import chess.engine
 import pytest
 
 from rookworld_rlvr.engine.labeller import Labeller
-from rookworld_rlvr.engine.pool import (
-    EngineProcess,
-    value_moves,
-)
+from rookworld_rlvr.engine.pool import EngineProcess, value_moves
 from rookworld_rlvr.tasks.types import Values
 
 from ..engines import START, engine_arguments
@@ -48,11 +45,7 @@ def test_mate_in_two(deep: Labeller) -> None:
 # The same mates as another search sees
 # --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "fen",
-    [
-        "kbK5/pp6/RP6/8/8/8/8/8 b - - 0 1",
-        "1r2k3/r7/8/8/8/8/8/7K b - - 0 1",
-    ],
+    "fen", ["kbK5/pp6/RP6/8/8/8/8/8 b - - 0 1", "1r2k3/r7/8/8/8/8/8/7K b - - 0 1"]
 )
 def test_mates_are_those_of_a_search_of_all_moves_at_once(
     deep: Labeller, stockfish: str, fen: str

@@ -20,14 +20,8 @@ from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.common.stats import Kind
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, DataArguments, is_held_out, load_data
 from rookworld_rlvr.engine.arguments import EngineArguments
-from rookworld_rlvr.evaluation.models import (
-    LanguageModel,
-    RandomMover,
-)
-from rookworld_rlvr.evaluation.registry import (
-    SUITE_HEADLINES,
-    SuiteArguments,
-)
+from rookworld_rlvr.evaluation.models import LanguageModel, RandomMover
+from rookworld_rlvr.evaluation.registry import SUITE_HEADLINES, SuiteArguments
 from rookworld_rlvr.evaluation.results import (
     ModelResults,
     SuiteResult,
@@ -100,10 +94,7 @@ RIGHT = {
             },
         ),
         # The state is right, the outcome is not.
-        (
-            f"{AFTER_E4}+1.0+1+0",
-            {"exact": 0, "reward": 0, "terminated": 0},
-        ),
+        (f"{AFTER_E4}+1.0+1+0", {"exact": 0, "reward": 0, "terminated": 0}),
     ],
 )
 def test_environment_metrics_by_hand(completion: str, changed: Mapping[str, float]) -> None:
@@ -368,8 +359,7 @@ def test_bad_input_is_refused(
 
 
 def test_suites_run_with_every_evaluation_and_choose_the_best_checkpoint(
-    nano: tuple[GPT2LMHeadModel, PreTrainedTokenizerBase],
-    make_trainer: Callable[..., Any],
+    nano: tuple[GPT2LMHeadModel, PreTrainedTokenizerBase], make_trainer: Callable[..., Any]
 ) -> None:
     """A reward for nonsense drives the model down: the best checkpoint is the one before that."""
     trainer = make_trainer(

@@ -61,10 +61,7 @@ def test_disagreements_about_the_board_become_rows() -> None:
     # Of four states, that after 2. Nh3 is the one with these counters.
     (found,) = wrong_states(games).items()
     fen = board_after("e4", "e5", "Nh3").fen()
-    assert found == (
-        f"A: {board_after('e4', 'e5').fen()}+g1h3+e2e4 e7e5 g1h3+",
-        f"{fen}+0.001+0+0",
-    )
+    assert found == (f"A: {board_after('e4', 'e5').fen()}+g1h3+e2e4 e7e5 g1h3+", f"{fen}+0.001+0+0")
 
 
 def test_no_game_is_learnt_from_a_held_out_position() -> None:

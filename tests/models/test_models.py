@@ -11,11 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import get_peft_model
 from tokenizers import Tokenizer
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2LMHeadModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, GPT2LMHeadModel, PreTrainedTokenizerBase
 from trl import ModelConfig, get_peft_config
 
 from rookworld_rlvr.common.errors import RookWorldError

@@ -50,9 +50,7 @@ def test_the_library_reads_the_file_back(layout: dict[str, Any]) -> None:
     assert [s["isOpen"] for s in sections(layout)] == [True, True] + 5 * [False]
 
 
-def test_every_panel_has_a_title_and_documented_keys_of_its_section(
-    layout: dict[str, Any],
-) -> None:
+def test_every_panel_has_a_title_and_documented_keys_of_its_section(layout: dict[str, Any]) -> None:
     known = {metric.key for metric in GLOSSARY}
     for section, name in zip(sections(layout), SECTIONS, strict=True):
         for panel in section["panels"]:

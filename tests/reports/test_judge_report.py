@@ -14,11 +14,7 @@ from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.data.judge_pairs import make_pairs
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.data.sources import PAIR_SHARES
-from rookworld_rlvr.reports.judge import (
-    judge_report,
-    pair_accuracy,
-    report_text,
-)
+from rookworld_rlvr.reports.judge import judge_report, pair_accuracy, report_text
 from rookworld_rlvr.rewards.judge import Judge, JudgeSpec, load_judge
 
 from ..conftest import RECIPES, recipe, tiny_judge
@@ -69,10 +65,7 @@ SMALL = """
 
 @pytest.mark.parametrize("name", ["judge_nano", "judge_fill_in"])
 def test_a_recipe_trains_a_judge_that_a_reward_loads(
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     recipe("train_judge").main(["--config", str(RECIPES / f"{name}.yaml"), *SMALL])
@@ -90,8 +83,5 @@ def test_faults_of_the_recipe_are_found_together() -> None:
     words = "--use_peft true --train_pair 3"
     with pytest.raises(ConfigurationError) as caught:
         recipe("train_judge").main(words.split())
-    for fault in (
-        "use_peft: a judge is trained without adapters",
-        "train_pair",
-    ):
+    for fault in ("use_peft: a judge is trained without adapters", "train_pair"):
         assert fault in str(caught.value)

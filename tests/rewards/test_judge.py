@@ -306,10 +306,7 @@ def test_a_judge_stays_as_it_is_while_the_policy_learns(
 
 
 def test_with_a_judge_alone_what_can_be_verified_is_measured_still(
-    tmp_path: Path,
-    folder: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     judge, task = "runs/judge_fill_in", "fill_in"
     monkeypatch.chdir(tmp_path)

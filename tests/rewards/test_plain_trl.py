@@ -20,11 +20,7 @@ from rookworld_rlvr.rewards.registry import known_rewards
 
 from ..conftest import REPOSITORY
 from ..docs.pages import fences
-from .test_registry import (
-    AFTER_E4,
-    ENVIRONMENT_PROMPT,
-    NAMED,
-)
+from .test_registry import AFTER_E4, ENVIRONMENT_PROMPT, NAMED
 
 RIGHT = f"{AFTER_E4}+0.001+0+0"
 WRONG = f"{NAMED}+0.001+0+0"

@@ -39,11 +39,7 @@ from rookworld_rlvr.tasks.policy import (
 )
 from rookworld_rlvr.tasks.registry import split_row, task_of
 from rookworld_rlvr.tasks.text import clean
-from rookworld_rlvr.tasks.types import (
-    FILL_IN_FIELDS,
-    EnvironmentPrompt,
-    PolicyAnswer,
-)
+from rookworld_rlvr.tasks.types import FILL_IN_FIELDS, EnvironmentPrompt, PolicyAnswer
 
 # The same examples every time, and no folder of failures left in the checkout. For a longer search:
 # FUZZ_EXAMPLES=5000.
@@ -338,10 +334,7 @@ def test_the_reference_analysis_is_perfect_for_every_policy_reward(
             assert REWARDS[name]([prompt], [answer], column) == [1.0], name
 
 
-@given(
-    st.dictionaries(UCI, st.integers(-99_999, 99_999), min_size=1, max_size=40),
-    st.data(),
-)
+@given(st.dictionaries(UCI, st.integers(-99_999, 99_999), min_size=1, max_size=40), st.data())
 def test_a_better_move_is_never_worse_by_regret_rank_or_quality(
     values: dict[str, int], data: st.DataObject
 ) -> None:

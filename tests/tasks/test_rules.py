@@ -226,11 +226,7 @@ def test_no_positions_are_errors_that_quote_them(fen: str) -> None:
 def test_the_clocks_do_not_make_another_position_but_everything_else_does() -> None:
     fen = "r3k2r/8/8/8/8/8/8/R3K2R w KQkq - 3 10"
     assert rules.position_key(fen) == rules.position_key(fen.replace("3 10", "0 99"))
-    others = [
-        fen.replace(" w ", " b "),
-        fen.replace("KQkq", "KQ"),
-        fen.replace("R3K2R", "R3K1R1"),
-    ]
+    others = [fen.replace(" w ", " b "), fen.replace("KQkq", "KQ"), fen.replace("R3K2R", "R3K1R1")]
     assert len({rules.position_key(other) for other in [fen, *others]}) == 4
 
 

@@ -26,15 +26,7 @@ AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
 GOES_ON = "+0.001+0+0"
 
 # Seven legal moves of 7k/8/8/8/8/8/5PPP/7K w - - 0 1, with made-up values in centipawns.
-VALUES = {
-    "f2f4": 100,
-    "g2g4": 100,
-    "h2h4": 50,
-    "f2f3": 0,
-    "g2g3": 0,
-    "h1g1": 0,
-    "h2h3": -300,
-}
+VALUES = {"f2f4": 100, "g2g4": 100, "h2h4": 50, "f2f3": 0, "g2g3": 0, "h1g1": 0, "h2h3": -300}
 PERFECT = "M: g2g4 f2f4 h1g1 h2h4 g2g3 E: 1.0 1.0 0.0 0.5 0.0 B: g2g4"
 
 
@@ -167,12 +159,7 @@ def test_move_accuracy(loss: float, accuracy: float) -> None:
             0.908974,
             4 / 7,
         ),  # loses 0.091026; shares the fourth place with two others
-        (
-            "h2h3",
-            0.200871,
-            0.657849,
-            1 / 7,
-        ),  # loses 0.342151; the worst, yet legal
+        ("h2h3", 0.200871, 0.657849, 1 / 7),  # loses 0.342151; the worst, yet legal
         ("h1h2", 0.0, 0.0, 0.0),  # illegal
     ],
 )

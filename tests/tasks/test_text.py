@@ -6,10 +6,7 @@ import pytest
 
 from rookworld_rlvr.common.errors import NotationError
 from rookworld_rlvr.tasks import text as notation
-from rookworld_rlvr.tasks.environment import (
-    parse_environment_prompt,
-    write_environment_prompt,
-)
+from rookworld_rlvr.tasks.environment import parse_environment_prompt, write_environment_prompt
 from rookworld_rlvr.tasks.policy import (
     parse_policy_answer,
     parse_policy_prompt,
@@ -17,9 +14,7 @@ from rookworld_rlvr.tasks.policy import (
     write_policy_prompt,
 )
 from rookworld_rlvr.tasks.registry import join_row, split_row, task_of
-from rookworld_rlvr.tasks.types import (
-    PolicyAnswer,
-)
+from rookworld_rlvr.tasks.types import PolicyAnswer
 
 REAL_ROWS = Path(__file__).parents[3] / "shared" / "data" / "rook_val_500.txt"
 

@@ -49,11 +49,7 @@ def watch(trainer: Any) -> dict[int, list[tuple[Any, Any, Any]]]:
             "gradient_accumulation_steps": 4,
             "zero_variance": "skip",
         },
-        {
-            "per_device_train_batch_size": 8,
-            "gradient_accumulation_steps": 2,
-            "num_iterations": 2,
-        },
+        {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "num_iterations": 2},
     ],
     ids=["groups without signal", "empty micro-batches", "rows left out"],
 )

@@ -162,8 +162,7 @@ class TestPreflight:
         assert trainer.state.global_step == 0, "stopped before the first update"
 
     @pytest.mark.parametrize(
-        "keys",
-        [{"repetition_penalty": 1.5}, {"generation_kwargs": {"suppress_tokens": [34]}}, {}],
+        "keys", [{"repetition_penalty": 1.5}, {"generation_kwargs": {"suppress_tokens": [34]}}, {}]
     )
     def test_keys_that_change_how_tokens_are_sampled_are_named(
         self, build: Build, random_gpt2: GPT2LMHeadModel, keys: dict[str, Any]

@@ -17,11 +17,7 @@ from rookworld_rlvr.common.errors import ConfigurationError, EngineError
 from rookworld_rlvr.common.stats import Estimate
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
 from rookworld_rlvr.engine.arguments import EngineArguments
-from rookworld_rlvr.evaluation.models import (
-    ModelArguments,
-    RandomMover,
-    open_model,
-)
+from rookworld_rlvr.evaluation.models import ModelArguments, RandomMover, open_model
 from rookworld_rlvr.evaluation.registry import SuiteArguments
 from rookworld_rlvr.evaluation.results import SuiteResult
 from rookworld_rlvr.evaluation.suite import open_suites
@@ -171,10 +167,7 @@ def states_with_errors(prompt: str) -> str:
 
 def test_closed_loop_by_hand(start_from: Start) -> None:
     start_from(
-        *SELF_PLAY_STARTS,
-        game_after("a3", "a6"),
-        game_after("h3", "h6"),
-        game_after("g3", "g6"),
+        *SELF_PLAY_STARTS, game_after("a3", "a6"), game_after("h3", "h6"), game_after("g3", "g6")
     )
     moves = {
         **SELF_PLAY,
