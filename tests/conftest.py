@@ -1,7 +1,5 @@
 """Real parts, small: the packaged data and tokenizer, and a GPT-2 with random weights."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """Stockfish that misbehaves, and a labeller without any engine."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 import sys

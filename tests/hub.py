@@ -1,7 +1,5 @@
 """A stand-in for the Hub: its HTTP interface as far as a push needs it, on a port of this machine."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

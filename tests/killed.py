@@ -4,8 +4,6 @@ A server process imports everything once, and each run is forked from it, so tha
 imports. Only the files carry over from one run to the next.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import multiprocessing

@@ -6,8 +6,6 @@ batch of three tasks, each at a temperature of its own.
 accelerate launch --cpu --num_processes 2 tests/two_processes.py FOLDER [fail]
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """An untrained model is written into a folder, from where supervised training goes on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import yaml

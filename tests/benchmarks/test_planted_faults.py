@@ -1,7 +1,5 @@
 """Planted faults: which rows they change, how, and that held-out rows stay right."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The command `rookworld`: what it runs, what it copies, and that it works from a wheel alone."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """What a script reads, what it says of its keys, and how it ends."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re

@@ -1,7 +1,5 @@
 """How a script ends: alone, and among processes that share the launcher's store."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools

@@ -1,7 +1,5 @@
 """Other code's names for our keys, recipes by name, and what is said before torch is loaded."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

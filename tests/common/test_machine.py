@@ -1,7 +1,5 @@
 """How many threads torch uses, and how they wait: by OpenMP's own account, and told in time."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

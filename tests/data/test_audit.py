@@ -1,7 +1,5 @@
 """Rows are written by hand, one fault at a time, and the numbers expected are counted by hand."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Labelling by datatrove: what many tasks write is what one run writes, whatever dies on the way."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Pairs for a judge: the better answer is right, the worse one has the fault of its kind."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

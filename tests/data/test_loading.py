@@ -1,7 +1,5 @@
 """Files are written here from python-chess games, and loaded as a user would load them."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

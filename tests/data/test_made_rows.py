@@ -1,7 +1,5 @@
 """Rows that were made or parsed are kept by datasets, until anything that they follow from changes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

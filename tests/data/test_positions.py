@@ -1,7 +1,5 @@
 """Data sets of the user's own: prompts alone, FENs, EPDs, games, other columns, a held-out set."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import islice

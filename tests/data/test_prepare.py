@@ -1,7 +1,5 @@
 """Labelled data sets: nothing lost, nothing twice, the same values whatever dies on the way."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

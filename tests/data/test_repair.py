@@ -1,7 +1,5 @@
 """Repairs change what is wrong, name it, and leave the rest as it stands."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

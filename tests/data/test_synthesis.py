@@ -1,7 +1,5 @@
 """What the rows are is judged with python-chess itself, not with `rules`."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

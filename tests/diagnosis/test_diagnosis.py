@@ -1,7 +1,5 @@
 """What a diagnosis is made of: named terms against TRL's own loss, the step's notes, the findings."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

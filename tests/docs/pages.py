@@ -1,7 +1,5 @@
 """The documentation as a reader uses it: its code fences in order, commands run small."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

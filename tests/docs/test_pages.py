@@ -1,7 +1,5 @@
 """README and docs: short, their tables current, their links alive, their commands as printed."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -1,7 +1,5 @@
 """Values on disk: what one process has searched, no other searches again, and nothing is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 import subprocess

@@ -1,7 +1,5 @@
 """The pool: the same values whatever happens to its processes, and no process left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

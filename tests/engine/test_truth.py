@@ -1,7 +1,5 @@
 """Where the truth about policy rows comes from, and that the engine is left alone without need."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

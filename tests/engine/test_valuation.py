@@ -1,7 +1,5 @@
 """What a move is worth: numbers from the laws of chess, from another search, and from a script."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any

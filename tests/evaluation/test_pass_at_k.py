@@ -1,7 +1,5 @@
 """pass@k by hand and against all subsets, its intervals, and suites that report it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The suites `environment` and `policy`, models under test, and the results file."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

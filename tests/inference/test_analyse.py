@@ -1,7 +1,5 @@
 """`rookworld analyse`: what it says of positions and moves, and what it refuses."""
 
-from __future__ import annotations
-
 import chess
 import pytest
 

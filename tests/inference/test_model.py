@@ -1,7 +1,5 @@
 """What a model answers: the same alone, in a batch, and as evaluation asks it."""
 
-from __future__ import annotations
-
 from itertools import islice
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Games at the terminal: moves, ways to end, and the PGN that is kept."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

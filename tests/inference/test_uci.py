@@ -1,7 +1,5 @@
 """The engine's protocol: every command, clocks, a game against Stockfish, a thousand odd lines."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """Models that are no GPT-2: Llama, Qwen2 and GPT-Neo train; what cannot is refused with its reason."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

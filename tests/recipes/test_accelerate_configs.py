@@ -1,7 +1,5 @@
 """Every file of accelerate_configs/ by accelerate's own loader and launcher."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

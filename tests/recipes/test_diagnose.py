@@ -1,7 +1,5 @@
 """`recipes/diagnose.py`: ten phases, planted faults found by name, nothing found on a healthy recipe."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """Rounds of `rookworld evolve`: the same after kills, and refused when they could not go on."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

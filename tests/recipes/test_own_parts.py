@@ -1,7 +1,5 @@
 """Rewards, tasks and suites in files of the user's own."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Every shipped recipe is parsed and run small, as a user would: by its script."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

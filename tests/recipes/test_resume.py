@@ -1,7 +1,5 @@
 """A recipe that is stopped goes on with the same command."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

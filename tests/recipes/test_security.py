@@ -1,7 +1,5 @@
 """What comes from outside runs nothing, and what a run writes shows no secret and can be read."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

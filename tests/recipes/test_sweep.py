@@ -1,7 +1,5 @@
 """Sweeps: draws, commands as W&B's agent writes them, and the agent of the project on real trials."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

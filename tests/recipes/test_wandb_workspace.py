@@ -1,7 +1,5 @@
 """The workspace, laid out by wandb-workspaces itself, written where W&B cannot be reached."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What is reported of a judge: golden numbers by hand, and the recipe run small."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

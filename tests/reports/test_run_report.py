@@ -1,7 +1,5 @@
 """The report on runs: real runs of the recipe, finished, resumed, killed and old, in a real browser."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A reward that fails costs its rows, and beyond a limit the run."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging

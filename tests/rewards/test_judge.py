@@ -1,7 +1,5 @@
 """Judges: what is scored, what is refused, that they are frozen, and what the health rules say."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

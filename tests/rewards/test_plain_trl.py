@@ -1,7 +1,5 @@
 """The rewards as plain TRL and a script of one's own use them: by name, from a module, over columns."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json

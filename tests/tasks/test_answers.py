@@ -1,7 +1,5 @@
 """Answers: right ones to learn from, and what a report says is wrong with one."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

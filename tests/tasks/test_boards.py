@@ -1,7 +1,5 @@
 """Pictures: what they show is read out of the SVG, squares by python-chess's own numbering."""
 
-from __future__ import annotations
-
 from xml.etree import ElementTree
 
 import chess.svg

@@ -1,7 +1,5 @@
 """The fill-in task: what a mask can stand for, and every answer that fits, worked out by hand."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections import Counter

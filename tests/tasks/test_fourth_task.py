@@ -1,7 +1,5 @@
 """A task of one file: the number of legal moves. The package knows nothing of it but its registry."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

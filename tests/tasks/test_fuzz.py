@@ -1,7 +1,5 @@
 """Properties: any text is scored, and what is written can be read again."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """Ground truth is written out by hand, or is a perft number that the chess world agrees on."""
 
-from __future__ import annotations
-
 import pytest
 
 from rookworld_rlvr.common.errors import IllegalPositionError

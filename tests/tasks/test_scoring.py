@@ -1,7 +1,5 @@
 """Numbers are worked out by hand, in the comments, not taken from the code."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import get_args

@@ -3,8 +3,6 @@
 accelerate launch --cpu --num_processes 2 --module tests.training.families_on_two LAYOUT FOLDER
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -5,8 +5,6 @@
 accelerate launch --cpu --num_processes 2 --module tests.training.measured_on_two FOLDER
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

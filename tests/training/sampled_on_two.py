@@ -5,8 +5,6 @@
 accelerate launch --cpu --num_processes 2 --module tests.training.sampled_on_two FOLDER
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

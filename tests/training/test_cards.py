@@ -1,7 +1,5 @@
 """The card beside a model: what it says is what was run and measured, and no draft takes its place."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

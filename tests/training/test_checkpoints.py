@@ -1,7 +1,5 @@
 """Checkpoints are whole or not there, damaged ones are named, and a run goes on exactly."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

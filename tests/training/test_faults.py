@@ -1,7 +1,5 @@
 """An exception on one of two processes ends both; a run with failing rewards and engines learns."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

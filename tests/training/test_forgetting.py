@@ -1,7 +1,5 @@
 """A run on one of the packaged data's tasks, and what it reports about the other."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

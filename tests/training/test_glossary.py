@@ -1,7 +1,5 @@
 """The dashboard's names, and a W&B offline run of the real recipe, read back."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -262,7 +260,7 @@ class Run:
         self.callback = HealthCallback(patience=1)
         self.file = folder / HEALTH_FILE
 
-    def begin(self) -> Run:
+    def begin(self) -> Self:
         self.callback.on_train_begin(self.args, self.state, TrainerControl())
         return self
 

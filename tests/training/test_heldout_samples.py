@@ -1,7 +1,5 @@
 """pass@k on held-out rows: what a run measures, keeps and shows, and that it trains as without it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

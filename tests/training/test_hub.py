@@ -1,7 +1,5 @@
 """A run is pushed to a stand-in for the Hub: what arrives, and what a user is told where it cannot."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """How signals end a run: at the next whole step, with a checkpoint, and with a line on how to go on."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """What a step logs is what its micro-batches give when they are put together and computed again."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

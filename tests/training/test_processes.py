@@ -1,7 +1,5 @@
 """A recipe of each family on two processes, by DDP and by FSDP2, against one process."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a run shows while it trains."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

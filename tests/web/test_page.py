@@ -1,7 +1,5 @@
 """The page as a visitor uses it: each tab in Chromium, at two widths; and what it refuses."""
 
-from __future__ import annotations
-
 import http.client
 import time
 from collections.abc import Callable, Iterator

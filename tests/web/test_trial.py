@@ -1,7 +1,5 @@
 """The reward tab's numbers are a training step's, and a faulty reward harms nobody."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

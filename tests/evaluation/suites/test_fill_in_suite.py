@@ -1,7 +1,5 @@
 """The suite `fill_in`: its scores by hand, and what it asks."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import chess

@@ -1,7 +1,5 @@
 """The suites of games: `self_play`, `closed_loop` and `versus_stockfish`."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

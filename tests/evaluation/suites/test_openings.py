@@ -1,7 +1,5 @@
 """The suite `openings`: what it asks, whose truth it takes, and how lenient it is."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence

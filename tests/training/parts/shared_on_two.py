@@ -6,8 +6,6 @@ steps moved a weight. The second process has advantages of 0 alone.
 accelerate launch --cpu --num_processes 2 --module tests.training.parts.shared_on_two FOLDER LAYOUT BETA
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

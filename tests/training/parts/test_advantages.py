@@ -1,7 +1,5 @@
 """Controls act: each test fails where its control is disconnected."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

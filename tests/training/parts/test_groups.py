@@ -1,7 +1,5 @@
 """Groups without signal are kept, replaced or left out, and prompts are drawn as asked."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A checkpoint that loses too much is never kept; weights between start and end are, if asked for."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 from collections.abc import Callable

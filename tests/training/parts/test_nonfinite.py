@@ -1,7 +1,5 @@
 """A step whose loss or gradient is not finite is skipped; several in a row end the run."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

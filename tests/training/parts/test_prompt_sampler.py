@@ -1,7 +1,5 @@
 """Which prompts come, how often, and that a run that goes on sees the same ones."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Each task is sampled in its own way, and scored as it was sampled."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Log-probs and gradients with shared prompts are those of whole rows, as TRL's own method has them."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Right answers in hopeless groups, and the supervised term: what is taught, and its gradients."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

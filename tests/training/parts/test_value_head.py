@@ -1,7 +1,5 @@
 """Advantages by token from a value head, and the head's life beside the model."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path
