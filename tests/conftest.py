@@ -104,10 +104,13 @@ def recipe(name: str) -> Any:
         sys.path.pop(0)
 
 
-def script(name: str, *argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def script(
+    name: str, *argv: str, cwd: Path, code: int | None = 0
+) -> subprocess.CompletedProcess[str]:
     """A script of `recipes/` run as a user runs it, in this process, where all is imported already.
 
-    An exception that it lets through is raised: what a user would see as a traceback.
+    An exception that it lets through is raised: what a user would see as a traceback. It must end with
+    the exit code that is given; None stands for any.
     """
     out, err = io.StringIO(), io.StringIO()
     on_sigterm = signal.getsignal(signal.SIGTERM)
@@ -124,20 +127,31 @@ def script(name: str, *argv: str, cwd: Path) -> subprocess.CompletedProcess[str]
                 runpy.run_path(str(RECIPES / name), run_name="__main__")
     finally:
         signal.signal(signal.SIGTERM, on_sigterm)
-    code = ended.value.code
-    assert isinstance(code, int)
-    return subprocess.CompletedProcess([name, *argv], code, out.getvalue(), err.getvalue())
+    assert isinstance(ended.value.code, int)
+    done = subprocess.CompletedProcess(
+        [name, *argv], ended.value.code, out.getvalue(), err.getvalue()
+    )
+    return checked(done, code)
+
+
+def checked(
+    done: subprocess.CompletedProcess[str], code: int | None
+) -> subprocess.CompletedProcess[str]:
+    said = done.stdout[-3000:] + done.stderr[-3000:]
+    assert code in (None, done.returncode), said
+    assert code != 2 or "Traceback" not in done.stderr, said
+    return done
 
 
 def launch(
-    *words: str, processes: int = 2, cwd: Path = REPOSITORY, timeout: float = 240
+    *words: str, cwd: Path = REPOSITORY, timeout: float = 240, code: int | None = 0
 ) -> subprocess.CompletedProcess[str]:
-    """`accelerate launch` on the CPU, a core a process; a hang ends in `TimeoutExpired`."""
+    """`accelerate launch` of two processes on the CPU, a core each; a hang ends in `TimeoutExpired`."""
     launcher = str(Path(sys.executable).with_name("accelerate"))
     config = str(REPOSITORY / "accelerate_configs" / "cpu.yaml")
-    command = [launcher, "launch", "--config_file", config, "--num_processes", str(processes)]
+    command = [launcher, "launch", "--config_file", config, "--num_processes", "2"]
     command += ["--main_process_port", "0"]  # a free one: another test may launch at the same time
-    return subprocess.run(
+    done = subprocess.run(
         [*command, *words],
         cwd=cwd,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -146,6 +160,7 @@ def launch(
         timeout=timeout,
         check=False,
     )
+    return checked(done, code)
 
 
 @pytest.fixture(scope="session")

@@ -35,8 +35,8 @@ def test_what_stops_all_else_is_the_only_fault(words: str, reason: str, tmp_path
     (tmp_path / "broken.yaml").write_text("rewards: [\nlearning_rate: -1\n")
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("")
-    done = script("grpo.py", *words.split(), cwd=tmp_path)
-    assert done.returncode == 2 and not done.stdout
+    done = script("grpo.py", *words.split(), cwd=tmp_path, code=2)
+    assert not done.stdout
     assert done.stderr.startswith("rookworld grpo: ") and reason in done.stderr
     assert "max_steps" not in done.stderr
 
@@ -45,8 +45,8 @@ def test_what_ends_in_a_traceback_is_refused_before_anything_all_at_once(tmp_pat
     (tmp_path / "file").write_text("")
     words = "--learning_rate -1 --report_to wnb --temperature -1 --top_p 2 --zero_variance kep --seed -1"
     words += " --model_name_or_path nowhere --output_dir file/run"
-    done = script("grpo.py", *words.split(), cwd=tmp_path)
-    assert done.returncode == 2 and not done.stdout
+    done = script("grpo.py", *words.split(), cwd=tmp_path, code=2)
+    assert not done.stdout
     faults = [line for line in done.stderr.splitlines() if line.startswith("  - ")]
     keys = {fault.split()[1].rstrip(":") for fault in faults}
     assert keys == {word[2:] for word in words.split() if word.startswith("--")}
@@ -186,9 +186,8 @@ def test_faults_of_a_recipe_name_the_file(name: str, line: str, fault: str, tmp_
 )
 def test_a_recipe_cannot_ask_for_a_models_code(line: str, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(f"{line}\n")
-    done = script("grpo.py", "--config", "recipe.yaml", "--dry_run", cwd=tmp_path)
-    key = line.split(":")[0]
-    assert done.returncode == 2 and f"recipe.yaml: {key}: " in done.stderr
+    done = script("grpo.py", "--config", "recipe.yaml", "--dry_run", cwd=tmp_path, code=2)
+    assert f"recipe.yaml: {line.split(':')[0]}: " in done.stderr
     assert "would let this file run code" in done.stderr
     assert "--trust_remote_code true on the command line" in done.stderr
 

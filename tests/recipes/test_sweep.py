@@ -33,9 +33,9 @@ def sweep(parameters: dict[str, Any], method: str = "random", **keys: Any) -> Sw
     return SweepArguments(method=method, parameters=parameters, **keys)
 
 
-def agent(*argv: str) -> subprocess.CompletedProcess[str]:
+def agent(*argv: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     """The agent in this process; its trials are processes."""
-    return script("sweep.py", *argv, cwd=REPOSITORY)
+    return script("sweep.py", *argv, cwd=REPOSITORY, code=code)
 
 
 def write_sweep(path: Path, parameters: dict[str, Any], **keys: Any) -> None:
@@ -130,8 +130,7 @@ def test_all_faults_at_once_before_the_first_trial(tmp_path: Path) -> None:
     path = tmp_path / "faulty.yaml"
     parameters = {"lerning_rate": {"values": [1e-4]}, "baseline": {"values": ["adaptive", "mode"]}}
     write_sweep(path, parameters)
-    done = agent("--config", str(path), "--output_dir", str(tmp_path / "out"))
-    assert done.returncode == 2
+    done = agent("--config", str(path), "--output_dir", str(tmp_path / "out"), code=2)
     assert "parameters: unknown key 'lerning_rate'; did you mean learning_rate" in done.stderr
     assert "'mode'" in done.stderr and "command line" not in done.stderr
     assert done.stderr.count("lerning_rate") == 1, "each fault once, whatever the number of trials"
@@ -141,7 +140,7 @@ def test_all_faults_at_once_before_the_first_trial(tmp_path: Path) -> None:
         ({"command": ["python", "${args}"]}, "command: ${program} is missing"),
     ):
         write_sweep(path, {"beta": {"values": [0.0]}}, **keys)
-        assert said in agent("--config", str(path)).stderr
+        assert said in agent("--config", str(path), code=2).stderr
 
 
 @pytest.mark.parametrize(
@@ -260,7 +259,6 @@ def test_real_trials_are_scored_and_go_on_after_a_kill(tmp_path: Path) -> None:
     _wait_for(lambda: not _processes(out))
 
     done = agent(*argv)
-    assert done.returncode == 0, done.stderr[-2000:]
     folder = out / "trial-000"
     assert yaml.safe_load((folder / "resolved_config.yaml").read_text())["max_steps"] == 1
     heldout = json.loads((folder / "results.json").read_text())["heldout"]

@@ -138,8 +138,7 @@ def test_all_mistakes_give_one_message_and_exit_code_2(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(yaml.safe_dump({**GOOD, **mistakes}))
     argv = ["--config", str(path), "--max_steps", "many", "--no_such_key", "1"]
-    done = script("grpo.py", *argv, cwd=tmp_path)
-    assert done.returncode == 2
+    done = script("grpo.py", *argv, cwd=tmp_path, code=2)
     assert "5 faults" in done.stderr
     for name in ("learning_rat", "dataset_name", "enviroment_exact", "max_steps", "no_such_key"):
         assert name in done.stderr

@@ -97,7 +97,9 @@ def soak(folder: Path, kind: str) -> subprocess.CompletedProcess[str]:
     rows = folder.parent / "rows.txt"  # the packaged rows without values: the engine is asked
     if not rows.exists():
         rows.write_text("\n".join(row["text"] for row in raw_rows(SourceArguments())))
-    return launch(*SOAK, str(folder), kind, *KEYS, "--dataset_name", str(rows), timeout=900)
+    return launch(
+        *SOAK, str(folder), kind, *KEYS, "--dataset_name", str(rows), timeout=900, code=None
+    )
 
 
 def soaked(folder: Path, kind: str) -> dict[str, Any]:

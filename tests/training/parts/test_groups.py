@@ -252,8 +252,7 @@ def test_a_mixture_holds_in_every_batch(varied: Any) -> None:
 def two(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Any]]:
     """What each of two processes has written, by the beginning of its file's name."""
     folder = tmp_path_factory.mktemp("two")
-    done = launch("--module", "tests.two_processes", str(folder))
-    assert done.returncode == 0, done.stderr[-3000:]
+    launch("--module", "tests.two_processes", str(folder))
     return lambda name: [
         json.loads((folder / f"{name}{rank}.json").read_text()) for rank in range(2)
     ]
@@ -301,9 +300,7 @@ def test_two_processes_mix_three_tasks_in_one_batch(two: Callable[[str], list[An
 
 @pytest.mark.slow
 def test_a_reward_that_fails_on_one_process_ends_both(tmp_path: Path) -> None:
-    done = launch(
-        "--module", "tests.two_processes", str(tmp_path), "fail"
-    )  # a hang would end in TimeoutExpired
+    done = launch("--module", "tests.two_processes", str(tmp_path), "fail", code=None)
     assert done.returncode != 0
     said = "a reward failed: the reward uneven raised KeyError: 'planted' (two_processes.py, line "
     assert done.stderr.count(said) == 1, "on the first process that ends"
