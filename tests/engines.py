@@ -40,9 +40,6 @@ def script(path: Path, body: str) -> str:
     return str(path)
 
 
-# --------------------------------------------------------------------------------------------------
-# Stockfish that misbehaves
-# --------------------------------------------------------------------------------------------------
 DEEDS = {
     "dies": "engine.kill(); os.kill(os.getpid(), signal.SIGKILL)",
     "dies in mid-search": "engine.stdin.write(b'go infinite\\n'); engine.stdin.flush(); "
@@ -139,9 +136,6 @@ def valued(place: Path) -> int:
     return total
 
 
-# --------------------------------------------------------------------------------------------------
-# No engine at all
-# --------------------------------------------------------------------------------------------------
 class FakeLabeller:
     """`Labeller`'s face: made-up values for every legal move, each call kept in `calls`.
 

@@ -125,9 +125,6 @@ def _die(delay: float) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-# --------------------------------------------------------------------------------------------------
-# What must be the same
-# --------------------------------------------------------------------------------------------------
 def outcome(folder: Path) -> dict[str, Any]:
     """All that a run leaves behind which does not tell the time."""
     names = ("heldout_answers_before.jsonl", "heldout_answers_after.jsonl", "health.jsonl")

@@ -21,9 +21,6 @@ def grpo() -> parser.StrictParser:
     return parser.StrictParser(recipe("grpo").GROUPS, recipe("grpo").RECIPE)
 
 
-# --------------------------------------------------------------------------------------------------
-# Recipes
-# --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -87,9 +84,6 @@ def test_every_resolved_recipe_can_be_parsed(name: str, tmp_path: Path) -> None:
                 assert getattr(other, field.name) == value, field.name
 
 
-# --------------------------------------------------------------------------------------------------
-# Help
-# --------------------------------------------------------------------------------------------------
 def test_help_begins_with_what_people_turn_and_describes_any_key(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,9 +112,6 @@ def test_help_begins_with_what_people_turn_and_describes_any_key(
         shown("--help", "learning_rat")
 
 
-# --------------------------------------------------------------------------------------------------
-# Values
-# --------------------------------------------------------------------------------------------------
 def value_of(key: str, *words: str) -> object:
     """A key's value after a command line has been read."""
     usual = "--use_cpu --bf16 false --output_dir nowhere --max_steps 9".split()
@@ -178,9 +169,6 @@ def test_faults_of_a_recipe_name_the_file(name: str, line: str, fault: str, tmp_
         grpo().parse_strictly(["--config", str(tmp_path / f"{name}.yaml")])
 
 
-# --------------------------------------------------------------------------------------------------
-# A model's own code
-# --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "line", ["trust_remote_code: 'yes'", "model_init_kwargs: '{\"trust_remote_code\": true}'"]
 )

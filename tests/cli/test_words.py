@@ -67,9 +67,6 @@ def test_an_unknown_recipe_is_one_message(name: str, remedy: str) -> None:
     assert fault.startswith(f"--config: {name!r} is neither a file nor a packaged recipe; {remedy}")
 
 
-# --------------------------------------------------------------------------------------------------
-# Before torch is loaded
-# --------------------------------------------------------------------------------------------------
 MAIN = """
 import os, sys
 from rookworld_rlvr.cli.main import main

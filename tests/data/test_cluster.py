@@ -61,9 +61,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# --------------------------------------------------------------------------------------------------
-# This machine
-# --------------------------------------------------------------------------------------------------
 def test_four_tasks_write_what_one_run_writes(tmp_path: Path, undisturbed: Path) -> None:
     recipe("prepare_data").main(argv(tmp_path, *on_tasks(4)))
     assert table(tmp_path) == table(undisturbed)
@@ -124,9 +121,6 @@ def test_parts_of_different_engines_are_not_joined(tmp_path: Path) -> None:
         join_parquet(parts, tmp_path / "out.parquet", {})
 
 
-# --------------------------------------------------------------------------------------------------
-# kill -9
-# --------------------------------------------------------------------------------------------------
 def start(folder: Path) -> subprocess.Popen[bytes]:
     more = ("--engine_workers", "2", "--engine_depth", "9")
     words = [str(SCRIPT), *argv(folder, *on_tasks(4, *more))]
@@ -158,9 +152,6 @@ def test_killed_twice_it_goes_on_where_it_was(tmp_path: Path) -> None:
     assert sum(found["searches"].values()) == sum(expected["searches"].values())
 
 
-# --------------------------------------------------------------------------------------------------
-# Slurm
-# --------------------------------------------------------------------------------------------------
 SBATCH = """\
 #!{python}
 import pathlib, sys
@@ -256,9 +247,6 @@ def test_slurm_gets_no_task_twice(
     assert "#SBATCH --array=0-2\n" in again[0].read_text(), "the tasks that are left"
 
 
-# --------------------------------------------------------------------------------------------------
-# Bad input
-# --------------------------------------------------------------------------------------------------
 def faults(tmp_path: Path, *more: str) -> str:
     with pytest.raises(ConfigurationError) as caught:
         recipe("prepare_data").main(argv(tmp_path, *more))

@@ -64,11 +64,6 @@ def rejected(kind: str, row: dict[str, Any], seeds: int = 40) -> set[str]:
     return {one(kind, row, seed).rejected for seed in range(seeds)}
 
 
-# --------------------------------------------------------------------------------------------------
-# Environment
-# --------------------------------------------------------------------------------------------------
-
-
 def test_kinds_by_hand() -> None:
     row = environment_row(START, "e2e4")
     right = f"{AFTER_E4}+0.001+0+0"
@@ -100,9 +95,6 @@ def test_a_kind_that_finds_no_row_is_named() -> None:
         one("en_passant", environment_row(START, "g1f3"))
 
 
-# --------------------------------------------------------------------------------------------------
-# Policy
-# --------------------------------------------------------------------------------------------------
 def test_policy_pairs_are_right_and_wrong_by_the_values() -> None:
     # f2f4 and g2g4 are worth the same; another row's answer is what a wrong one may go on as.
     for seed in range(40):
@@ -113,9 +105,6 @@ def test_policy_pairs_are_right_and_wrong_by_the_values() -> None:
         assert score_policy(values, pair.chosen)["best_move_hit"] == 1
 
 
-# --------------------------------------------------------------------------------------------------
-# Fill-in
-# --------------------------------------------------------------------------------------------------
 def test_in_every_field_the_better_answer_fits_and_the_worse_does_not() -> None:
     args = DataArguments(
         dataset_name="rookworld-nano-fill-in", tasks=["fill_in"], max_rows=1500, heldout_rows=150
@@ -126,11 +115,6 @@ def test_in_every_field_the_better_answer_fits_and_the_worse_does_not() -> None:
         assert is_right(pair.prompt, pair.chosen) and not is_right(pair.prompt, pair.rejected), pair
         assert pair.kind == f"fill_in_{FILL_IN.part({'prompt': pair.prompt})}"
     assert {pair.kind for pair in pairs} == {f"fill_in_{field}" for field in FILL_IN_FIELDS}
-
-
-# --------------------------------------------------------------------------------------------------
-# Lists
-# --------------------------------------------------------------------------------------------------
 
 
 def test_pairs_of_the_packaged_rows(packaged: LoadedData) -> None:

@@ -68,9 +68,6 @@ def prepare(tmp_path: Path, lines: list[str], **options: Any) -> tuple[Table, Pr
     return pq.read_table(output).to_pylist(), report, read_provenance(output) or {}
 
 
-# --------------------------------------------------------------------------------------------------
-# Rows
-# --------------------------------------------------------------------------------------------------
 def test_rows_keep_their_order_and_only_policy_rows_get_values(tmp_path: Path) -> None:
     rows, report, _ = prepare(tmp_path, [ENVIRONMENT, MATE, ENVIRONMENT, MATE])
     assert [row["text"][0] for row in rows] == ["A", "P", "A", "P"]
@@ -157,9 +154,6 @@ def test_the_packaged_values_are_the_engines(packaged: LoadedData) -> None:
         assert stored == list(values.items())
 
 
-# --------------------------------------------------------------------------------------------------
-# Batches
-# --------------------------------------------------------------------------------------------------
 def test_batches_put_together_are_the_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,9 +167,6 @@ def test_batches_put_together_are_the_whole(
     assert groups == -(-len(whole) // 4) > 2
 
 
-# --------------------------------------------------------------------------------------------------
-# kill -9
-# --------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Table]:
     """Rows, and what a run that nothing happens to makes of them."""
@@ -241,9 +232,6 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, undisturbed: tuple[Pa
     assert counts["not needed"] + counts["done"] == len(expected) - 1
 
 
-# --------------------------------------------------------------------------------------------------
-# Bad input
-# --------------------------------------------------------------------------------------------------
 def test_faults_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError) as caught:
         PrepareArguments(

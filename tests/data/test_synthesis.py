@@ -95,11 +95,6 @@ def test_illegal_actions_are_illegal_moves_and_unreadable_text() -> None:
     assert 0.6 < sum(readable) / len(readable) < 0.73  # two in three
 
 
-# --------------------------------------------------------------------------------------------------
-# Shares and seeds
-# --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("options", "digest"),
     # Of the code before playing was made faster: the rows of a recipe must not change.

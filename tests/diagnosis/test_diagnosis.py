@@ -51,9 +51,6 @@ def made(
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# The terms
-# --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "options",
     [
@@ -125,9 +122,6 @@ def test_taught_answers_are_in_the_terms_and_marked(made: Callable[..., Any]) ->
         assert record["policy"]["one_step_on"][name] > 0
 
 
-# --------------------------------------------------------------------------------------------------
-# Findings
-# --------------------------------------------------------------------------------------------------
 LOG = {"step": 1, "loss": 0.1, "grad_norm": 0.5, "reward": 0.5, "health/unreadable": 0.05}
 HELD_OUT = [{"metric": "policy/format", "share": 0.9}]
 
@@ -198,9 +192,6 @@ def test_a_batch_that_is_not_learnt_by_heart() -> None:
     assert rules(judged(steps=flat[:18])) == {}, "too few to tell"
 
 
-# --------------------------------------------------------------------------------------------------
-# The rest
-# --------------------------------------------------------------------------------------------------
 def test_a_step_is_compared_with_a_log(tmp_path: Path) -> None:
     log = [{"step": step, "loss": 0.1, "kl": float(step)} for step in range(1, 21)]
     state = {"log_history": [*log, {"step": 20, "eval_overall": 0.5}]}

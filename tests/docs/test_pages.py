@@ -84,9 +84,6 @@ def test_versions_agree() -> None:
     assert any(".ci/run" in step.get("run", "") for step in workflow["jobs"]["test"]["steps"])
 
 
-# --------------------------------------------------------------------------------------------------
-# Commands
-# --------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which every page's commands find what they name: recipes, a finished run, data."""

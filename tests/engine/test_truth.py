@@ -63,9 +63,6 @@ def test_no_engine_is_looked_for_where_none_is_needed(labels: Any, unlabelled: i
             PolicyTruth.open(args, 1)
 
 
-# --------------------------------------------------------------------------------------------------
-# Data
-# --------------------------------------------------------------------------------------------------
 def without_values(data: LoadedData, fens: Sequence[str] | None = None) -> LoadedData:
     """The data, its held-out policy rows (of those positions) without values."""
 

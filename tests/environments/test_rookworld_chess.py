@@ -122,9 +122,6 @@ def wrong(data: Any) -> str:
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# Evaluation
-# --------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_right_answers_get_1(items: dict[str, Any], tmp_path: Path) -> None:
     traces = evaluate(items, right, tmp_path)
@@ -160,9 +157,6 @@ def test_a_model_gets_what_our_rewards_give(items: dict[str, Any], tmp_path: Pat
     assert_equal_to_ours(traces)
 
 
-# --------------------------------------------------------------------------------------------------
-# Parts
-# --------------------------------------------------------------------------------------------------
 def test_the_last_answer_is_read() -> None:
     prompt = "P: 8/8/8/8/8/4k3/8/4K3 w - - 0 1"
     answer = "M: e1d1 E: 0 B: e1d1"

@@ -71,9 +71,6 @@ def test_help_moves_and_the_board_from_the_human_s_side() -> None:
     assert [line[0] for line in black.splitlines() if "|" in line] == ranks[::-1]
 
 
-# --------------------------------------------------------------------------------------------------
-# The command
-# --------------------------------------------------------------------------------------------------
 class Quick:
     """A model that answers 1... e5 to everything."""
 

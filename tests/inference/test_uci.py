@@ -194,9 +194,6 @@ def test_at_the_end_of_the_input_the_model_finishes() -> None:
         assert not ended.thread.is_alive()
 
 
-# --------------------------------------------------------------------------------------------------
-# A thousand lines
-# --------------------------------------------------------------------------------------------------
 WORDS = (
     "uci isready ucinewgame position startpos fen moves go stop ponderhit setoption name value debug "
     "on off register later code go go position wtime btime winc binc movestogo movetime depth nodes "
@@ -244,9 +241,6 @@ def test_a_thousand_odd_lines(seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
     assert all("\n" not in line for line in talk.said)
 
 
-# --------------------------------------------------------------------------------------------------
-# The packaged model, in a process of its own
-# --------------------------------------------------------------------------------------------------
 def test_a_game_over_pipes_within_its_clock() -> None:
     """Sixty seconds for the game, which the engine is told of and which python-chess measures here."""
     board, draw, clock = chess.Board(), random.Random(0), 60.0

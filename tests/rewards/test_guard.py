@@ -157,9 +157,6 @@ def test_two_functions_of_one_name_fail_on_rows_of_their_own() -> None:
     assert scored.lost == [*B]
 
 
-# --------------------------------------------------------------------------------------------------
-# In a run
-# --------------------------------------------------------------------------------------------------
 def test_a_group_leaves_out_what_is_unscored(
     make_trainer: Any, random_gpt2: Any, tokenizer: Any
 ) -> None:

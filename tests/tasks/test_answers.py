@@ -54,9 +54,6 @@ def test_a_hidden_field_is_the_kind() -> None:
     assert list(FILL_IN.errors(prompt, " e2e4")) == ["malformed"]
 
 
-# --------------------------------------------------------------------------------------------------
-# Right answers
-# --------------------------------------------------------------------------------------------------
 PROMPTS = {
     "environment": E4,
     "policy": f"P: {START}",

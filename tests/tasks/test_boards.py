@@ -106,9 +106,6 @@ def test_what_cannot_be_read_says_so(text: str) -> None:
     assert pieces(environment) == 32, "the true board alone"
 
 
-# --------------------------------------------------------------------------------------------------
-# Fill-in
-# --------------------------------------------------------------------------------------------------
 RANK = f"F: {START}+e2e4+e2e4+{AFTER_E4.replace('/4P3/', '/[MASK]/')}+0.001+0+0+"
 CASTLING = (
     "F: r3k2r/8/8/8/8/8/8/R3K2R w KQkq - 0 20+[MASK]+[MASK]+"

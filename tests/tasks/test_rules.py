@@ -42,9 +42,6 @@ def test_perft_through_transitions(fen: str) -> None:
     assert perft(fen, 3) == PERFT[fen]
 
 
-# --------------------------------------------------------------------------------------------------
-# Moves: position, action, next state, outcome
-# --------------------------------------------------------------------------------------------------
 ALL_RIGHTS = "r3k2r/8/8/8/8/8/8/R3K2R {} KQkq - 3 10"
 WHITE_CASTLES, BLACK_CASTLES = ALL_RIGHTS.format("w"), ALL_RIGHTS.format("b")
 
@@ -156,9 +153,6 @@ def test_ends_of_games(fen: str, action: str, after: str, outcome: Outcome) -> N
     assert rules.transition(fen, action) == EnvironmentAnswer(after, *outcome)
 
 
-# --------------------------------------------------------------------------------------------------
-# Actions that are none
-# --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "action",
     [
@@ -193,11 +187,6 @@ def test_an_illegal_or_unreadable_action_leaves_the_state(action: str) -> None:
 )
 def test_moves_that_the_laws_forbid(fen: str, action: str) -> None:
     assert rules.transition(fen, action) == EnvironmentAnswer(fen, *ILLEGAL)
-
-
-# --------------------------------------------------------------------------------------------------
-# Positions
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,6 @@ POLICY_ANSWER = PolicyAnswer(
 )
 
 
-# --------------------------------------------------------------------------------------------------
-# Rows
-# --------------------------------------------------------------------------------------------------
 @pytest.mark.skipif(not REAL_ROWS.is_file(), reason="the real rows are not beside the repository")
 def test_every_real_row_round_trips() -> None:
     rows = REAL_ROWS.read_text().splitlines()
@@ -96,11 +93,6 @@ def test_the_prefix_names_the_task(text: str, task: str) -> None:
     assert task_of(text) == task
 
 
-# --------------------------------------------------------------------------------------------------
-# Policy
-# --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -125,9 +117,6 @@ def test_unreadable_policy_answers(text: str) -> None:
         parse_policy_answer(text)
 
 
-# --------------------------------------------------------------------------------------------------
-# Environment
-# --------------------------------------------------------------------------------------------------
 def test_history_is_oldest_first_and_at_most_ten() -> None:
     ten = tuple(f"a{rank}b{rank}" for rank in range(1, 6)) * 2
     text = f"A: {START}+{ten[-1]}+{' '.join(ten)}+"
@@ -138,9 +127,6 @@ def test_history_is_oldest_first_and_at_most_ten() -> None:
         parse_environment_prompt(f"A: {START}+e2e4+{' '.join([*ten, 'e2e4'])}+")
 
 
-# --------------------------------------------------------------------------------------------------
-# Fields
-# --------------------------------------------------------------------------------------------------
 BOARD = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR"
 
 

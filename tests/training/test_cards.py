@@ -104,9 +104,6 @@ def test_checkpoints_bring_no_draft(build: Callable[..., Any], tmp_path: Path) -
     assert not list((tmp_path / "run").rglob("README.md"))
 
 
-# --------------------------------------------------------------------------------------------------
-# Where things come from
-# --------------------------------------------------------------------------------------------------
 def written(
     folder: Path, data: LoadedData, base: str, dataset: str, kept: Any = None, **more: Any
 ) -> Any:

@@ -88,9 +88,6 @@ def test_a_damaged_best_checkpoint_is_not_loaded_at_the_end(
     assert not (run / "checkpoint-4").exists()
 
 
-# --------------------------------------------------------------------------------------------------
-# In training
-# --------------------------------------------------------------------------------------------------
 def vowels(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
     """A reward that differs from one random completion to the next."""
     return [float(sum(letter in "aeiou" for letter in text)) for text in completions]

@@ -26,9 +26,6 @@ from rookworld_rlvr.training.glossary import (
 from ..recipes.test_recipes import SMALL, run_apart
 
 
-# --------------------------------------------------------------------------------------------------
-# Names
-# --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("name", "key"),
     [
@@ -83,9 +80,6 @@ def test_every_number_over_steps_has_one_panel() -> None:
             assert {metric.section for metric in members} == {section}, title
 
 
-# --------------------------------------------------------------------------------------------------
-# A run
-# --------------------------------------------------------------------------------------------------
 def records(path: Path) -> Iterator[Record]:
     """The records of a ``.wandb`` file, in LevelDB's log format.
 

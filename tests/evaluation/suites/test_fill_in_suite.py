@@ -16,9 +16,6 @@ E4 = f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+0.001+0+0+"
 WHOLE = f"F: {START}+e2e4+e2e4+[MASK]+0.001+0+0+"
 
 
-# --------------------------------------------------------------------------------------------------
-# Scores
-# --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("prompt", "completion", "invalid", "exact", "similarity"),
     [
@@ -38,9 +35,6 @@ def test_metrics_by_hand(
     assert found == pytest.approx(expected, abs=1e-12)
 
 
-# --------------------------------------------------------------------------------------------------
-# Items
-# --------------------------------------------------------------------------------------------------
 def test_items_are_held_out_records_each_field_as_often() -> None:
     fens = FillInSuite(300, 0).positions()
     prompts = [parse_fill_in_prompt(item) for item in fens]

@@ -47,9 +47,6 @@ def test_a_reward_that_could_not_be_had_moves_nothing() -> None:
     assert not baseline_of("leave_one_out").advantages(alone, ["policy"]).any()
 
 
-# --------------------------------------------------------------------------------------------------
-# In the trainer
-# --------------------------------------------------------------------------------------------------
 @pytest.fixture
 def start(random_gpt2: GPT2LMHeadModel, tmp_path: Path) -> str:
     """A folder that policy and reference are loaded from."""

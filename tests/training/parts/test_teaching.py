@@ -54,9 +54,6 @@ def texts(trainer: Any, ids: torch.Tensor, mask: torch.Tensor) -> list[str]:
     return trainer.processing_class.batch_decode(rows, skip_special_tokens=True)
 
 
-# --------------------------------------------------------------------------------------------------
-# Right answers
-# --------------------------------------------------------------------------------------------------
 def test_right_goes_by_the_headline_of_each_rows_task(packaged: Any) -> None:
     environment, policy = mixed_rows(packaged.train, each=1)
     answers = {row["task"]: TASKS[row["task"]].reference(row) for row in (environment, policy)}
@@ -95,9 +92,6 @@ def test_an_answers_tokens_are_those_that_the_policy_would_write(
         assert tokenizer(row["prompt"])["input_ids"] + tokens[:-1] == whole_row
 
 
-# --------------------------------------------------------------------------------------------------
-# Groups
-# --------------------------------------------------------------------------------------------------
 def test_a_hopeless_group_gets_a_right_answer(build: Build) -> None:
     trainer = build(zero_variance="teach")
     batch = batch_of(trainer)
@@ -141,9 +135,6 @@ def test_a_group_whose_truth_is_not_known_is_left_alone(build: Build, packaged: 
     assert {task_of(prompts[row]) for row in taught.nonzero().flatten()} == {"environment"}
 
 
-# --------------------------------------------------------------------------------------------------
-# Gradients
-# --------------------------------------------------------------------------------------------------
 def gradient_of(trainer: Any, loss: torch.Tensor) -> torch.Tensor:
     trainer.model.zero_grad()
     loss.backward()
@@ -224,9 +215,6 @@ def test_further_prompts_of_the_supervised_term_are_others_at_each_step(build: B
     assert seen[0] | seen[1] <= set(trainer.train_dataset["prompt"])
 
 
-# --------------------------------------------------------------------------------------------------
-# In runs
-# --------------------------------------------------------------------------------------------------
 def test_a_policy_learns_what_it_is_taught(build: Build, tokenizer: Any) -> None:
     """Castling rights that the packaged model gets wrong, eight times."""
     prompt, task = "A: 4k3/8/8/8/8/8/8/R3K2R w KQ - 0 1+e1g1+e1g1+", TASKS["environment"]
