@@ -14,8 +14,6 @@ import psutil
 from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.tasks.types import Values, ValueSource
 
-START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
-
 # Few moves each, so that a search takes milliseconds; some stand one move apart.
 POSITIONS = (
     "8/8/8/4k3/8/8/4P3/4K3 w - - 0 1",

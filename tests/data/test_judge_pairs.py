@@ -15,8 +15,8 @@ from rookworld_rlvr.tasks.policy import score_policy
 from rookworld_rlvr.tasks.registry import is_right
 from rookworld_rlvr.tasks.types import FILL_IN_FIELDS
 
-START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
-AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
+from ..rows import AFTER_E4, PAWN_VALUES, PAWNS, RIGHT_E4, START, column
+
 # White's pawn stands on e5: after d7d5 it may take en passant, after a7a5 it may not.
 EN_PASSANT = "rnbqkbnr/pppppppp/8/4P3/8/8/PPPP1PPP/RNBQKBNR b KQkq - 0 2"
 AFTER_D5 = "rnbqkbnr/ppp1pppp/8/3pP3/8/8/PPPP1PPP/RNBQKBNR w KQkq d6 0 3"
@@ -37,20 +37,12 @@ def environment_row(fen: str, action: str) -> dict[str, Any]:
 
 POLICY_ROW: dict[str, Any] = {
     "task": "policy",
-    "prompt": "P: 7k/8/8/8/8/8/5PPP/7K w - - 0 1",
+    "prompt": f"P: {PAWNS}",
     "completion": " M: h2h3 E: 9.0 B: h2h3",
-    "fen": "7k/8/8/8/8/8/5PPP/7K w - - 0 1",
+    "fen": PAWNS,
     "action": "",
     "history": [],
-    "action_values": [
-        {"move": "f2f4", "cp": 100},
-        {"move": "g2g4", "cp": 100},
-        {"move": "h2h4", "cp": 50},
-        {"move": "f2f3", "cp": 0},
-        {"move": "g2g3", "cp": 0},
-        {"move": "h1g1", "cp": -200},
-        {"move": "h2h3", "cp": -300},
-    ],
+    "action_values": column({**PAWN_VALUES, "h1g1": -200}),
 }
 
 
@@ -66,7 +58,7 @@ def rejected(kind: str, row: dict[str, Any], seeds: int = 40) -> set[str]:
 
 def test_kinds_by_hand() -> None:
     row = environment_row(START, "e2e4")
-    right = f"{AFTER_E4}+0.001+0+0"
+    right = RIGHT_E4
     assert one("flags", row).chosen == right, "the rules' answer, not the data's"
     assert rejected("side_to_move", row) == {right.replace(" b ", " w ")}
     assert rejected("flags", row) == {f"{AFTER_E4}+0.001+1+0", f"{AFTER_E4}+0.001+0+1"}
@@ -106,10 +98,8 @@ def test_policy_pairs_are_right_and_wrong_by_the_values() -> None:
 
 
 def test_in_every_field_the_better_answer_fits_and_the_worse_does_not() -> None:
-    args = DataArguments(
-        dataset_name="rookworld-nano-fill-in", tasks=["fill_in"], max_rows=1500, heldout_rows=150
-    )
-    rows = load_data(args).heldout.to_list()
+    options = {"dataset_name": "rookworld-nano-fill-in", "tasks": ["fill_in"]}
+    rows = load_data(DataArguments(**options, max_rows=300, heldout_share=0.5)).heldout.to_list()
     pairs = make_pairs(rows, 120, {"fill_in": 1.0}, seed=0)
     for pair in pairs:
         assert is_right(pair.prompt, pair.chosen) and not is_right(pair.prompt, pair.rejected), pair

@@ -24,7 +24,6 @@ from rookworld_rlvr.tasks.types import Values
 from ..engines import (
     DEEDS,
     POSITIONS,
-    START,
     children,
     engine_arguments,
     misbehaving,
@@ -32,6 +31,7 @@ from ..engines import (
     searches,
     wait_until,
 )
+from ..rows import START
 
 Truth = dict[str, Values]
 

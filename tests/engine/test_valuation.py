@@ -12,7 +12,8 @@ from rookworld_rlvr.engine.labeller import Labeller
 from rookworld_rlvr.engine.pool import EngineProcess, value_moves
 from rookworld_rlvr.tasks.types import Values
 
-from ..engines import START, engine_arguments
+from ..engines import engine_arguments
+from ..rows import START
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import chess
 import pytest
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
@@ -49,10 +48,9 @@ from rookworld_rlvr.tasks.types import EnvironmentPrompt
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 
 from ..conftest import recipe
+from ..rows import AFTER_E4, START
 from ..scripted import Oracle
 
-START = chess.STARTING_FEN
-AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
 E4 = EnvironmentPrompt(START, "e2e4", ("e2e4",))
 NO_ENGINE = EngineArguments(engine_path="/no/engine")
 

@@ -15,7 +15,7 @@ from rookworld_rlvr.tasks.environment import parse_environment_answer, write_env
 from rookworld_rlvr.tasks.policy import parse_policy_answer, write_policy_prompt
 from rookworld_rlvr.tasks.text import parse_move
 
-START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+from ..rows import START
 
 
 def test_the_answers_are_those_of_the_evaluation() -> None:

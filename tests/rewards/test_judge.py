@@ -25,12 +25,11 @@ from rookworld_rlvr.training.config import RookWorldGRPOConfig, RookWorldRewardC
 from rookworld_rlvr.training.glossary import dashboard_key, explain
 
 from ..conftest import REPOSITORY, Means, recipe, tiny_judge
+from ..rows import ASKED_E4 as PROMPT
+from ..rows import PAWNS, START
+from ..rows import RIGHT_E4 as RIGHT
 
-START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
-AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
-PROMPT = f"A: {START}+e2e4+e2e4+"
-RIGHT = f"{AFTER_E4}+0.001+0+0"
-POLICY = "P: 7k/8/8/8/8/8/5PPP/7K w - - 0 1"
+POLICY = f"P: {PAWNS}"
 ANSWER = " M: h2h4 E: 0.5 B: h2h4"
 COMPLETIONS = [RIGHT, "no", f"{START}+-1.0+0+1", "", "rnbqkbnr/pppppppp"]
 

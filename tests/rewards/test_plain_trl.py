@@ -18,9 +18,9 @@ from rookworld_rlvr.rewards.registry import known_rewards
 
 from ..conftest import REPOSITORY
 from ..docs.pages import fences
-from .test_registry import AFTER_E4, ENVIRONMENT_PROMPT, NAMED
+from ..rows import ASKED_E4, RIGHT_E4
+from .test_registry import NAMED
 
-RIGHT = f"{AFTER_E4}+0.001+0+0"
 WRONG = f"{NAMED}+0.001+0+0"
 
 
@@ -39,7 +39,7 @@ def test_every_reward_is_a_function_of_the_module() -> None:
 def test_a_plain_name_is_a_reward_with_its_defaults() -> None:
     first, second = get_reward_funcs(["graduated", {"name": "environment_state", "weight": 2.0}])
     assert (first.__name__, second.__name__) == ("graduated", "environment_state")
-    assert first([ENVIRONMENT_PROMPT], [WRONG]) == [0.8]
+    assert first([ASKED_E4], [WRONG]) == [0.8]
     with pytest.raises(ConfigurationError, match="did you mean environment_exact"):
         get_reward_funcs(["environment_exac"])
 
@@ -50,15 +50,17 @@ def chat(*contents: str) -> list[dict[str, str]]:
 
 
 def test_of_a_chat_the_last_message_is_read() -> None:
-    prompts = [chat("You are a chess engine.", ENVIRONMENT_PROMPT)] * 2
-    assert environment_exact(prompts, [chat(RIGHT), chat(WRONG)]) == [1.0, 0.0]
-    assert environment_exact([ENVIRONMENT_PROMPT], [chat(RIGHT)]) == [1.0]
+    prompts = [chat("You are a chess engine.", ASKED_E4)] * 2
+    assert environment_exact(prompts, [chat(RIGHT_E4), chat(WRONG)]) == [1.0, 0.0]
+    assert environment_exact([ASKED_E4], [chat(RIGHT_E4)]) == [1.0]
 
 
-@pytest.mark.parametrize("said", [None, [], [5], [{"role": "assistant"}], [{"content": [RIGHT]}]])
+@pytest.mark.parametrize(
+    "said", [None, [], [5], [{"role": "assistant"}], [{"content": [RIGHT_E4]}]]
+)
 def test_what_is_neither_text_nor_a_chat_is_refused(said: Any) -> None:
     with pytest.raises(RookWorldError, match="as a prompt or completion: give text, or"):
-        environment_exact([ENVIRONMENT_PROMPT], [said])
+        environment_exact([ASKED_E4], [said])
 
 
 def test_rewards_and_rows_wait_for_no_trainer() -> None:

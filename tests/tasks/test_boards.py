@@ -8,8 +8,8 @@ import pytest
 from rookworld_rlvr.tasks import boards
 from rookworld_rlvr.tasks.registry import TASKS
 
-START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
-AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
+from ..rows import AFTER_E4, START
+
 # DOMAIN.md's row, Black to move.
 BLACK = "2b3k1/Q4rqn/p2p4/4p3/p6p/2PP3P/BP3PP1/R5K1 b - - 0 34"
 SVG = "{http://www.w3.org/2000/svg}"

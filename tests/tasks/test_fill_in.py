@@ -29,8 +29,8 @@ from rookworld_rlvr.tasks.fill_in_record import (
 from rookworld_rlvr.tasks.registry import join_row, score_row, split_row
 from rookworld_rlvr.tasks.types import FILL_IN_FIELDS, EnvironmentAnswer, EnvironmentPrompt
 
-START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
-AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
+from ..rows import AFTER_E4, START
+
 REST = "0.001+0+0+"
 GAMES = {"openings": 0.6, "illegal_actions": 0.2, "middle_games": 0.2}  # quick ones
 

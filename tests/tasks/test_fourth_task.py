@@ -19,9 +19,9 @@ from rookworld_rlvr.tasks.task import Sampling, Task
 from rookworld_rlvr.tasks.text import clean, parse_fen
 from rookworld_rlvr.tasks.types import Score, Values
 
+from ..rows import START
 from ..scripted import Oracle
 
-START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 REWARDS = [{"name": "legal_moves_exact"}, {"name": "environment_exact"}]
 
 

@@ -6,7 +6,7 @@ from rookworld_rlvr.common.errors import IllegalPositionError
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.types import EnvironmentAnswer
 
-START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+from ..rows import START
 
 # Nodes at depth 3: https://www.chessprogramming.org/Perft_Results
 PERFT = {
@@ -18,8 +18,6 @@ PERFT = {
     # Promotions with capture, castling rights lost to them.
     "r3k2r/Pppp1ppp/1b3nbN/nP6/BBP1P3/q4N2/Pp1P2PP/R2Q1RK1 w kq - 0 1": 9_467,
 }
-
-AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
 
 
 CONTINUES = (0.001, False, False)

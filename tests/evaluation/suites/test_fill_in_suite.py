@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-import chess
 import pytest
 
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
@@ -10,8 +9,8 @@ from rookworld_rlvr.evaluation.suites.fill_in import FillInSuite
 from rookworld_rlvr.tasks.fill_in_record import FillInPrompt, filled, fitting, parse_fill_in_prompt
 from rookworld_rlvr.tasks.types import FILL_IN_FIELDS
 
-START = chess.STARTING_FEN
-AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
+from ...rows import AFTER_E4, START
+
 E4 = f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+0.001+0+0+"
 WHOLE = f"F: {START}+e2e4+e2e4+[MASK]+0.001+0+0+"
 
