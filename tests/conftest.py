@@ -191,6 +191,14 @@ def random_gpt2(tokenizer: PreTrainedTokenizerBase) -> GPT2LMHeadModel:
     )
 
 
+@pytest.fixture
+def start(random_gpt2: GPT2LMHeadModel, tokenizer: Any, tmp_path: Path) -> str:
+    """A folder with that model: a reference is loaded from where the policy came from."""
+    for part in (random_gpt2, tokenizer):
+        part.save_pretrained(tmp_path / "start")
+    return str(tmp_path / "start")
+
+
 def tiny_judge(tokenizer: PreTrainedTokenizerBase, **config: Any) -> GPT2ForSequenceClassification:
     """A one-score classifier with random weights, far from uniform; keywords change its shape."""
     torch.manual_seed(0)
@@ -258,7 +266,10 @@ def packaged_trainer(
 
 @pytest.fixture
 def make_trainer(tmp_path: Path, packaged: LoadedData) -> Callable[..., GRPOTrainer]:
-    """Build a trainer on mixed rows; keywords go to the configuration, `kind` picks the class."""
+    """Build a trainer on mixed rows; keywords go to the configuration, `kind` picks the class.
+
+    Functions that are given as rewards have the weight 1 each.
+    """
 
     def make(
         model: Any,
@@ -272,7 +283,7 @@ def make_trainer(tmp_path: Path, packaged: LoadedData) -> Callable[..., GRPOTrai
     ) -> GRPOTrainer:
         defaults = {
             "output_dir": str(tmp_path / "run"),
-            "rewards": REWARDS,
+            "rewards": REWARDS[: len(reward_funcs or REWARDS)],
             "per_device_train_batch_size": 8,
             "per_device_eval_batch_size": 16,
             "num_generations": 4,
@@ -300,6 +311,14 @@ def build(
 ) -> Callable[..., Any]:
     """As `make_trainer`, of a model with random weights unless another is given."""
     return lambda model=None, **options: make_trainer(model or random_gpt2, tokenizer, **options)
+
+
+def first_batch(trainer: Any) -> dict[str, Any]:
+    """The trainer's first batch, as it learns from it."""
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    batch: dict[str, Any] = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    return batch
 
 
 def mixed_rows(

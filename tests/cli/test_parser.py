@@ -38,16 +38,22 @@ def test_what_stops_all_else_is_the_only_fault(words: str, reason: str, tmp_path
     assert "max_steps" not in done.stderr
 
 
-def test_what_ends_in_a_traceback_is_refused_before_anything_all_at_once(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+def test_all_mistakes_are_refused_at_once_before_anything(tmp_path: Path) -> None:
+    (tmp_path / "file.yaml").write_text(
+        "bf16: false\nlearning_rat: 1\nrewards: [enviroment_exact]\n"
+    )
     words = "--learning_rate -1 --report_to wnb --temperature -1 --top_p 2 --zero_variance kep --seed -1"
-    words += " --model_name_or_path nowhere --output_dir file/run"
-    done = script("grpo.py", *words.split(), cwd=tmp_path, code=2)
-    assert not done.stdout
+    words += " --model_name_or_path nowhere --output_dir file.yaml/run --dataset_name none.txt"
+    strange = ["--config", "file.yaml", "--max_steps", "many", "--no_such_key", "1"]
+    done = script("grpo.py", *words.split(), *strange, cwd=tmp_path, code=2)
+    assert not done.stdout, "nothing was loaded"
     faults = [line for line in done.stderr.splitlines() if line.startswith("  - ")]
-    keys = {fault.split()[1].rstrip(":") for fault in faults}
-    assert keys == {word[2:] for word in words.split() if word.startswith("--")}
-    assert list(tmp_path.iterdir()) == [tmp_path / "file"], "nothing is left behind"
+    keys = {word[2:] for word in words.split() if word.startswith("--")}
+    assert {fault.split()[1].rstrip(":") for fault in faults} > keys
+    assert f"{len(faults)} faults" in done.stderr and len(faults) == len(keys) + 4
+    for name in ("'learning_rat'", "enviroment_exact", "max_steps", "no_such_key"):
+        assert sum(name in fault for fault in faults) == 1, done.stderr
+    assert list(tmp_path.iterdir()) == [tmp_path / "file.yaml"], "nothing is left behind"
 
 
 def test_a_dashboard_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

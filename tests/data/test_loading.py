@@ -197,7 +197,9 @@ def test_malformed_rows_go_to_a_file_with_their_reasons(tmp_path: Path) -> None:
 
 def test_more_malformed_rows_than_the_share_stop_the_run(tmp_path: Path) -> None:
     quarantine = tmp_path / "quarantine.jsonl"
-    with pytest.raises(RookWorldError, match=r"3 of 40 rows.*max_quarantined_share=0\.07") as caught:
+    with pytest.raises(
+        RookWorldError, match=r"3 of 40 rows.*max_quarantined_share=0\.07"
+    ) as caught:
         load(spoilt_file(tmp_path), quarantine, max_quarantined_share=0.07)
     assert str(quarantine) in str(caught.value)
     assert len(quarantine.read_text().splitlines()) == 4  # to look at, run or no run

@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.common.html import marked, pair_bars
@@ -25,7 +24,6 @@ from ..conftest import NOT_KEPT
 STEP: dict[str, Any] = {
     "kind": DiagnosedTrainer,
     "reward_funcs": [lambda prompts, completions, **_: [float(len(set(t))) for t in completions]],
-    "rewards": [{"name": "environment_exact"}],
     "max_completion_length": 10,
     "learning_rate": 1e-3,
     "lr_scheduler_type": "constant",
@@ -37,18 +35,9 @@ TAUGHT: dict[str, Any] = {"zero_variance": "teach", "sft_coef": 0.1, "max_comple
 
 
 @pytest.fixture
-def made(
-    random_gpt2: GPT2LMHeadModel,
-    tokenizer: PreTrainedTokenizerBase,
-    make_trainer: Callable[..., Any],
-    tmp_path: Path,
-) -> Callable[..., Any]:
+def made(build: Callable[..., Any], start: str) -> Callable[..., Any]:
     """Make a trainer whose policy and reference are loaded from a folder."""
-    start = str(tmp_path / "start")
-    random_gpt2.save_pretrained(start)
-    return lambda **options: make_trainer(
-        loading.load_model(start), tokenizer, **{**STEP, **options}
-    )
+    return lambda **options: build(loading.load_model(start), **{**STEP, **options})
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -347,50 +347,6 @@ def test_bad_input_is_refused(
     with pytest.raises(RookWorldError, match=re.escape(message)):
         recipe("evaluate").main(words.format(here="../files").split())
     assert not list(Path.cwd().iterdir())
-
-
-# --------------------------------------------------------------------------------------------------
-# In training
-# --------------------------------------------------------------------------------------------------
-
-
-def test_suites_run_with_every_evaluation_and_choose_the_best_checkpoint(
-    nano: tuple[GPT2LMHeadModel, PreTrainedTokenizerBase], make_trainer: Callable[..., Any]
-) -> None:
-    """A reward for nonsense drives the model down: the best checkpoint is the one before that."""
-    trainer = make_trainer(
-        loading.load_model(loading.PACKAGED_MODEL),
-        nano[1],
-        reward_funcs=[lambda completions, **_: [-float(len(set(text))) for text in completions]],
-        rewards=[{"name": "environment_exact"}],
-        max_completion_length=64,
-        max_steps=3,
-        learning_rate=1e-2,
-        eval_steps=1,
-        save_steps=1,
-        save_total_limit=3,
-        metric_for_best_model="suites/environment/exact",
-    )
-    suite = EnvironmentSuite(16, 0)
-    trainer.heldout.suites = [suite]
-    trainer.train()
-    name = "eval_suites/environment/exact"
-    logged = {log["step"]: log[name] for log in trainer.state.log_history if name in log}
-    before: Any = suite.run(LanguageModel("nano", partial(complete, *nano, max_new_tokens=64)))
-    before = before.metrics()["exact"]
-    assert logged[0] == before.value > 0
-    assert list(logged) == [0, 1, 2, 3]
-    steps = {step: value for step, value in logged.items() if step}
-    assert min(steps.values()) < max(steps.values()), steps
-    assert trainer.state.best_metric == max(steps.values())
-    assert steps[trainer.state.best_global_step] == max(steps.values())
-    trainer.evaluate()
-    (first, last) = trainer.heldout.suites_before_and_after(
-        "rookworld-nano", {"puzzles": "no file"}
-    )
-    assert first.suites["environment"].metrics()["exact"] == before
-    assert last.suites["environment"].metrics()["exact"].value == max(steps.values())
-    assert last.left_out == {"puzzles": "no file"}
 
 
 def test_the_best_checkpoints_suite_must_run() -> None:

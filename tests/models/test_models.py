@@ -1,7 +1,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,6 +18,8 @@ from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import pad_rows
 from rookworld_rlvr.models.gpt2 import number_positions_from_mask
 from rookworld_rlvr.rewards.judge import JudgeSpec, load_judge
+
+from ..recipes.test_security import Bomb
 
 
 class TestPackagedModel:
@@ -78,31 +79,22 @@ class TestTokenizer:
         assert loading.load_tokenizer(str(tmp_path))("A: ")["input_ids"]
 
 
-def test_loading_switches_dropout_off(tmp_path: Path, random_gpt2: GPT2LMHeadModel) -> None:
-    random_gpt2.save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["attn_pdrop"] == 0.1
-    model = loading.load_model(str(tmp_path)).train()
+def test_loading_switches_dropout_off(start: str) -> None:
+    assert json.loads(Path(start, "config.json").read_text())["attn_pdrop"] == 0.1
+    model = loading.load_model(start).train()
     ids = torch.arange(300, 320).unsqueeze(0)
     one, other = model(input_ids=ids).logits, model(input_ids=ids).logits
     torch.testing.assert_close(one, other, atol=1e-5, rtol=0)  # dropout moves them by over 0.1
 
 
-class TestGelu:
+def test_loading_changes_the_kernel_of_gelu_and_not_the_answers(start: str) -> None:
     """RookWorld-LM's checkpoints say `gelu_new`."""
-
-    IDS = torch.arange(1, 61).view(2, 30)
-
-    def test_loading_changes_the_kernel_and_not_the_answers(
-        self, tmp_path: Path, random_gpt2: GPT2LMHeadModel
-    ) -> None:
-        random_gpt2.save_pretrained(tmp_path / "start")
-        plain = AutoModelForCausalLM.from_pretrained(tmp_path / "start").eval()
-        fused = loading.load_model(str(tmp_path / "start")).eval()
-        assert plain.config.activation_function == "gelu_new"
-        assert saved_by(fused, self.IDS) < 0.8 * saved_by(plain, self.IDS)
-        torch.testing.assert_close(
-            fused(self.IDS).logits, plain(self.IDS).logits, atol=1e-5, rtol=0
-        )
+    ids = torch.arange(1, 61).view(2, 30)
+    plain = AutoModelForCausalLM.from_pretrained(start).eval()
+    fused = loading.load_model(start).eval()
+    assert plain.config.activation_function == "gelu_new"
+    assert saved_by(fused, ids) < 0.8 * saved_by(plain, ids)
+    torch.testing.assert_close(fused(ids).logits, plain(ids).logits, atol=1e-5, rtol=0)
 
 
 def saved_by(model: torch.nn.Module, ids: torch.Tensor) -> int:
@@ -139,12 +131,11 @@ class TestWhatIsLoaded:
         return tmp_path / "ran"
 
     @pytest.fixture
-    def folder(self, tmp_path: Path, random_gpt2: GPT2LMHeadModel, made: Path) -> Path:
+    def folder(self, start: str, made: Path) -> Path:
         """A model whose weights are a pickle that runs code."""
-        random_gpt2.save_pretrained(tmp_path / "model")
-        (tmp_path / "model" / "model.safetensors").unlink()
-        torch.save({"x": _Bomb(made)}, tmp_path / "model" / "pytorch_model.bin")
-        return tmp_path / "model"
+        Path(start, "model.safetensors").unlink()
+        torch.save({"x": Bomb(made)}, Path(start, "pytorch_model.bin"))
+        return Path(start)
 
     def test_a_pickle_is_refused_everywhere_by_one_message(self, folder: Path, made: Path) -> None:
         said = (
@@ -187,12 +178,6 @@ class TestWhatIsLoaded:
 
 
 class TestAdapters:
-    @pytest.fixture
-    def start(self, tmp_path: Path, random_gpt2: GPT2LMHeadModel, tokenizer: Any) -> str:
-        for part in (random_gpt2, tokenizer):
-            part.save_pretrained(tmp_path)
-        return str(tmp_path)
-
     @pytest.mark.parametrize("targets", [["c_attn"], ["c_attn", "mlp.c_fc"], [r".*\.c_attn"]])
     def test_what_is_named_is_adapted(self, start: str, targets: list[str]) -> None:
         args = ModelConfig(start, use_peft=True, lora_target_modules=targets)
@@ -212,11 +197,3 @@ class TestAdapters:
             loading.load_from_arguments(
                 ModelConfig(start, use_peft=True, lora_target_modules=targets)
             )
-
-
-class _Bomb:
-    def __init__(self, made: Path) -> None:
-        self.made = made
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.made,)

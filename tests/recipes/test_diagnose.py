@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.diagnosis.phases import PHASES
@@ -323,16 +322,9 @@ def test_a_reward_that_raises_on_one_row(
     assert all(r["rewards"]["environment_exact"] is None for r in rows if r["text"] == seen[5])
 
 
-def test_a_model_that_can_do_nothing(
-    diagnose: Diagnose,
-    random_gpt2: GPT2LMHeadModel,
-    tokenizer: PreTrainedTokenizerBase,
-    tmp_path: Path,
-) -> None:
-    random_gpt2.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+def test_a_model_that_can_do_nothing(diagnose: Diagnose, start: str) -> None:
     config = ["--config", str(RECIPES / "grpo_nano.yaml")]
-    code, content = diagnose("--model_name_or_path", str(tmp_path / "model"), *config)
+    code, content = diagnose("--model_name_or_path", start, *config)
     assert code == 1
     assert content["analysis"]["cause"] == "nothing_parses"
     assert "run rookworld sft first" in content["analysis"]["verdict"]

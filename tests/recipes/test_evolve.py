@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import yaml
 
 from .. import killed
 from ..conftest import script
+from ..engines import wait_until
 
 SMALL = {
     "model_name_or_path": "rookworld-nano",
@@ -40,14 +39,6 @@ def write(folder: Path, **keys: object) -> str:
     return f"--config={path}"
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if condition():
-            return
-        time.sleep(0.05)
-    pytest.fail("it did not come")
-
-
 @pytest.mark.slow
 def test_killed_rounds_end_as_if_nothing_had_happened(tmp_path: Path, stockfish: str) -> None:
     whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"
@@ -61,7 +52,7 @@ def test_killed_rounds_end_as_if_nothing_had_happened(tmp_path: Path, stockfish:
     out = disturbed / "out"
     for moment in ("round-001/train/checkpoint-2", "round-002/rows.parquet"):
         process = killed.start("evolve.py", words, disturbed)
-        wait_for((out / moment).exists)
+        wait_until((out / moment).exists)
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
         process.join()

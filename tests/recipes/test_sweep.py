@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from rookworld_rlvr.common.errors import ConfigurationError
 
 from .. import killed
 from ..conftest import RECIPES, REPOSITORY, recipe, script
+from ..engines import wait_until
 from ..recipes.test_recipes import SMALL
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="others let a trial outlive its agent")
@@ -253,10 +253,10 @@ def test_real_trials_are_scored_and_go_on_after_a_kill(tmp_path: Path) -> None:
     write_sweep(path, {"model_name_or_path": {"values": models}})
     argv = [f"--config={path}", f"--output_dir={out}"]
     process = killed.start("sweep.py", argv, tmp_path)
-    _wait_for(lambda: (out / "trial-001.log").is_file() and _processes(out))
+    wait_until(lambda: (out / "trial-001.log").is_file() and bool(_processes(out)))
     process.kill()  # and with it the trial, by the system
     process.join()
-    _wait_for(lambda: not _processes(out))
+    wait_until(lambda: not _processes(out))
 
     done = agent(*argv)
     folder = out / "trial-000"
@@ -283,12 +283,12 @@ def test_a_trial_ends_with_its_agent(word: int, tmp_path: Path) -> None:
     words = ["--bf16=false", "${args}"]
     write_sweep(path, {"max_steps": {"value": 9}}, command=[*sleeping, *words])
     process = killed.start("sweep.py", [f"--config={path}", f"--output_dir={out}"], tmp_path)
-    _wait_for(lambda: (out / "trial-000.log").is_file() and _processes(out))
+    wait_until(lambda: (out / "trial-000.log").is_file() and bool(_processes(out)))
     assert process.pid is not None
     os.kill(process.pid, word)
     process.join(60)
     assert process.exitcode == (143 if word == signal.SIGTERM else -9)
-    _wait_for(lambda: not _processes(out))
+    wait_until(lambda: not _processes(out))
     assert not (out / "trial-000.json").exists(), "to be run again"
 
 
@@ -299,11 +299,3 @@ def _processes(folder: Path) -> list[str]:
         with contextlib.suppress(OSError):  # it has gone
             commands.append(path.read_text())
     return [command for command in commands if f"--output_dir={folder}/trial-" in command]
-
-
-def _wait_for(condition: Any) -> None:
-    for _ in range(3000):
-        if condition():
-            return
-        time.sleep(0.1)
-    raise AssertionError("waited for five minutes")

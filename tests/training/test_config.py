@@ -13,8 +13,6 @@ from rookworld_rlvr.engine.truth import LabelArguments
 from rookworld_rlvr.evaluation.registry import SuiteArguments
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
 
-from ..conftest import script
-
 GOOD: dict[str, Any] = {
     "model_name_or_path": "rookworld-nano",
     "rewards": [{"name": "environment_exact"}, {"name": "policy_best_move", "weight": 0.5}],
@@ -76,17 +74,12 @@ class TestFaults:
             ({"learning_rat": 1e-5}, (), ["learning_rat", "learning_rate"]),
             ({}, ("--learning_rat", "1"), ["learning_rat", "learning_rate"]),
             ({"max_steps": "many"}, (), ["max_steps", "many"]),
-            ({}, ("--max_steps", "1", "2"), ["'2'", "--max_steps"]),
             ({"scale_rewards": "grup"}, (), ["scale_rewards", "did you mean group"]),
             ({"max_completion_length": 0}, (), ["max_completion_length: 0 is too small"]),
             ({"max_steps": 0}, (), ["max_steps: 0", "-1 to use num_train_epochs"]),
-            ({"rewards": [{"name": "policy_formt"}]}, (), ["policy_formt", "policy_format"]),
             ({"rewards": None}, (), ["rewards", "environment_exact"]),
-            ({"rewards": [{"name": "graduated", "shaping": "cubic"}]}, (), ["cubic", "linear"]),
-            ({"rewards": [{"name": "graduated", "weight": "x"}]}, (), ["weight", "'x'"]),
             ({"dataset_name": "rookworld-nano-opening"}, (), ["rookworld-nano-openings"]),
             ({"dataset_name": "no/such/file.jsonl"}, (), ["no/such/file.jsonl"]),
-            ({"model_name_or_path": "rookworld-nan"}, (), ["rookworld-nan", "rookworld-nano"]),
             ({"tasks": ["polcy"]}, (), ["polcy", "policy"]),
             ({"synthetic_shares": {"openings": 0.5}}, (), ["add up to 0.5"]),
             ({"metric_for_best_model": "environment/exat"}, (), ["environment/exact"]),
@@ -110,7 +103,6 @@ class TestFaults:
             ({"rewards": ["policy_format"]}, (), ["no reward for the task", "environment"]),
             ({"num_generations": 7}, (), ["num_generations"]),
             ({"loss_type": "dr-grpo"}, (), ["loss_type", "did you mean dr_grpo"]),
-            ({"hub_token": "hf_x"}, (), ["hub_token: it would be written into the run's files"]),
             ({"hub_strategy": "checkpoint"}, (), ["hub_strategy", "the final model is pushed"]),
         ],
     )
@@ -126,21 +118,3 @@ class TestFaults:
         monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: False)
         (fault,) = faults_of(tmp_path, {**GOOD, "use_cpu": False, "bf16": True})
         assert fault == "bf16: no GPU that supports bf16 was found; give --bf16 false"
-
-
-def test_all_mistakes_give_one_message_and_exit_code_2(tmp_path: Path) -> None:
-    mistakes = {
-        "learning_rat": 1e-5,
-        "dataset_name": "rookworld-nano-opening",
-        "rewards": [{"name": "enviroment_exact"}],
-        "output_dir": str(tmp_path / "run"),
-    }
-    path = tmp_path / "bad.yaml"
-    path.write_text(yaml.safe_dump({**GOOD, **mistakes}))
-    argv = ["--config", str(path), "--max_steps", "many", "--no_such_key", "1"]
-    done = script("grpo.py", *argv, cwd=tmp_path, code=2)
-    assert "5 faults" in done.stderr
-    for name in ("learning_rat", "dataset_name", "enviroment_exact", "max_steps", "no_such_key"):
-        assert name in done.stderr
-    assert done.stdout == "", "nothing was loaded"
-    assert not (tmp_path / "run").exists()

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 from transformers import (
-    GPT2LMHeadModel,
-    PreTrainedTokenizerBase,
     TrainerControl,
     TrainerState,
     TrainingArguments,
@@ -56,11 +54,9 @@ def test_at_80_columns_no_line_breaks_in_a_number(
 
 
 def test_a_model_that_can_do_nothing_is_named_at_step_0_and_a_run_s_end_is_evaluated(
-    tmp_path: Path, random_gpt2: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase
+    tmp_path: Path, start: str
 ) -> None:
-    random_gpt2.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    untaught = ["--model_name_or_path", "model", "--output_dir", "run"]
+    untaught = ["--model_name_or_path", start, "--output_dir", "run"]
     done = script("grpo.py", *SMALL, *untaught, cwd=tmp_path)
     said = " ".join(done.stdout.split())  # findings are wrapped
     assert "step 0 warning nothing_parses: 0%" in said and "run rookworld sft first" in said

@@ -22,11 +22,9 @@ from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.models import gpt2, loading
 from rookworld_rlvr.models.decoding import complete
 from rookworld_rlvr.models.gpt2 import disable_dropout
-from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.metrics import evaluate_completions
 from rookworld_rlvr.tasks.rules import double_step_square
 from rookworld_rlvr.training import callbacks
-from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.preflight import (
     TOLERANCE_FP32,
     TOLERANCE_HALF,
@@ -39,37 +37,23 @@ from rookworld_rlvr.training.preflight import (
 from rookworld_rlvr.training.run_folder import save_final
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
-from ..conftest import NOT_KEPT, ON_CPU, mixed_rows
+from ..conftest import NOT_KEPT, mixed_rows
 
 Build = Callable[..., Any]
+LORA = {"target_modules": ["c_attn"], "task_type": "CAUSAL_LM", "fan_in_fan_out": True}
 
 
 class TestParity:
     """The trainer's log-probs are the sampler's; plain TRL's are not."""
 
-    @pytest.mark.parametrize(
-        ("beta", "adapters"),
-        [
-            (0.0, None),
-            (0.04, None),
-            (
-                0.04,
-                LoraConfig(target_modules=["c_attn"], task_type="CAUSAL_LM", fan_in_fan_out=True),
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("beta", "adapters"), [(0.0, None), (0.04, None), (0.04, LORA)])
     def test_all_three_gaps_are_rounding(
-        self,
-        build: Build,
-        beta: float,
-        adapters: LoraConfig | None,
-        random_gpt2: GPT2LMHeadModel,
-        tmp_path: Path,
+        self, build: Build, beta: float, adapters: Any, random_gpt2: GPT2LMHeadModel, start: str
     ) -> None:
         assert random_gpt2.config.resid_pdrop == 0.1
-        random_gpt2.save_pretrained(tmp_path / "start")
-        model = loading.load_model(str(tmp_path / "start"))
-        trainer = build(model, beta=beta, peft_config=adapters)
+        trainer = build(
+            loading.load_model(start), beta=beta, peft_config=adapters and LoraConfig(**LORA)
+        )
         assert (trainer.ref_model is None) == (beta == 0 or adapters is not None)
         for network in filter(None, (trainer.model, trainer.ref_model)):
             acts = [module for module in network.modules() if isinstance(module, GELUTanh)]
@@ -125,26 +109,19 @@ class TestParity:
 
 
 def test_trls_constructor_and_configuration_will_do(packaged: LoadedData, tmp_path: Path) -> None:
-    """A packaged name for the model, plain `GRPOConfig`, and no more than a column of prompts."""
-    args = GRPOConfig(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=4,
-        num_generations=4,
-        max_completion_length=40,
-        max_steps=1,
-        report_to=[],
-        bf16=False,
-        use_cpu=True,
-        save_strategy="no",
-    )
-    rows = mixed_rows(packaged.train).select_columns(["prompt"])
-    funcs = get_reward_funcs([{"name": "environment_exact"}])
-    trainer = RookWorldGRPOTrainer("rookworld-nano", funcs, args=args, train_dataset=rows)
+    """Names for model and reward, plain `GRPOConfig`, a stream of prompts, and no rows held out."""
+    sizes = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 40}
+    quiet = {"report_to": [], "bf16": False, "use_cpu": True, "save_strategy": "no"}
+    args = GRPOConfig(str(tmp_path), **sizes, **quiet, max_steps=1)
+    rows = mixed_rows(packaged.train).select_columns(["prompt"]).to_iterable_dataset()
+    rewards = ["environment_exact"]
+    trainer = RookWorldGRPOTrainer("rookworld-nano", rewards, args=args, train_dataset=rows)
     trainer.train()
     assert trainer.state.global_step == 1
     assert trainer.preflight is not None and trainer.preflight.faults(1e-4) == []
     logged = [log["step"] for log in trainer.state.log_history if "preflight/alone_gap" in log]
     assert logged == [0], "it runs first"
+    assert any("rewards/environment_exact/mean" in log for log in trainer.state.log_history)
 
 
 class TestPreflight:
@@ -172,14 +149,9 @@ class TestPreflight:
             build(**keys).train()
 
     def test_the_kl_of_a_resumed_run_is_said_and_not_judged(
-        self,
-        build: Build,
-        random_gpt2: GPT2LMHeadModel,
-        tmp_path: Path,
-        capsys: pytest.CaptureFixture[str],
+        self, build: Build, start: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        random_gpt2.save_pretrained(tmp_path / "start")
-        trainer = build(loading.load_model(str(tmp_path / "start")), beta=0.1)
+        trainer = build(loading.load_model(start), beta=0.1)
         with torch.no_grad():
             trainer.model.transformer.wte.weight.mul_(1.5)
         check = PreflightCallback(trainer)
@@ -210,8 +182,8 @@ def scaled(completions: list[str], by: float = 1.0, **columns: Any) -> list[floa
 
 def test_rewards_of_every_kind_are_called_and_have_names_of_their_own(build: Build) -> None:
     funcs = [Even(), EvenInTime(), scaled, partial(scaled, by=2.0), partial(scaled, by=3.0)]
-    known = ("exact", "state", "format", "outcome")
-    weights = [{"name": name} for name in (*(f"environment_{name}" for name in known), "graduated")]
+    components = ("environment_exact", "environment_state", "environment_format", "asymmetric")
+    weights = [{"name": name} for name in (*components, "graduated")]
     trainer = build(reward_funcs=funcs, rewards=weights)  # a weight for each function
     trainer.train()
     (logged,) = (log for log in trainer.state.log_history if "reward" in log)
@@ -219,25 +191,6 @@ def test_rewards_of_every_kind_are_called_and_have_names_of_their_own(build: Bui
     even, in_time, *lengths = (logged[f"rewards/{name}/mean"] for name in names)
     assert even == in_time
     assert lengths == pytest.approx([lengths[0] * factor for factor in (1, 2, 3)])
-
-
-def test_a_reward_can_be_named_and_no_rows_held_out(tmp_path: Path, packaged: LoadedData) -> None:
-    sizes = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 24}
-    trainer = RookWorldGRPOTrainer(
-        loading.PACKAGED_MODEL,
-        ["environment_exact"],
-        RookWorldGRPOConfig(str(tmp_path), max_steps=1, eval_strategy="no", **sizes, **ON_CPU),
-        train_dataset=mixed_rows(packaged.train),
-    )
-    trainer.train()
-    assert any("rewards/environment_exact/mean" in log for log in trainer.state.log_history)
-
-
-def test_a_stream_of_rows_is_trained_on(build: Build, packaged: LoadedData) -> None:
-    stream = mixed_rows(packaged.train).to_iterable_dataset()
-    trainer = build(train_dataset=stream)
-    trainer.train()
-    assert trainer.preflight is not None and not trainer.preflight.faults(1e-3)
 
 
 def test_evaluation_is_greedy_and_agrees_with_the_scorer(
@@ -260,12 +213,7 @@ def test_evaluation_is_greedy_and_agrees_with_the_scorer(
 
 
 def test_the_final_model_loads_plainly_with_adapters_merged(build: Build, tmp_path: Path) -> None:
-    config = LoraConfig(
-        target_modules=["c_attn"],
-        task_type="CAUSAL_LM",
-        fan_in_fan_out=True,
-        init_lora_weights=False,  # adapters that do something
-    )
+    config = LoraConfig(**LORA, init_lora_weights=False)  # adapters that do something
     trainer, final = build(peft_config=config), tmp_path / "final"
     ids = torch.tensor([[300, 301, 302]])
     expected = trainer.model.eval()(input_ids=ids).logits

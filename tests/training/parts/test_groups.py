@@ -16,7 +16,7 @@ from rookworld_rlvr.training.parts.part import Sampled, whole
 from rookworld_rlvr.training.parts.zero_variance import fill, next_round
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
-from ...conftest import launch
+from ...conftest import first_batch, launch
 from ...two_processes import TEMPERATURES
 
 P, E, F = "policy", "environment", "fill_in"
@@ -68,24 +68,16 @@ def test_rounds_are_as_large_as_what_is_missing_asks_and_end() -> None:
 # In the trainer
 # --------------------------------------------------------------------------------------------------
 @pytest.fixture
-def varied(make_trainer: Callable[..., Any], random_gpt2: Any, tokenizer: Any) -> Any:
+def varied(build: Callable[..., Any]) -> Any:
     """A trainer on mixed rows whose rewards differ for policy prompts only, and a batch."""
-    defaults = {
-        "rewards": [{"name": "environment_exact"}],
-        "per_device_train_batch_size": 32,
-        "max_completion_length": 6,
-    }
 
-    def build(reward: Any = only_policy_differs, **options: Any) -> tuple[Any, dict[str, Any]]:
-        options = {**defaults, "reward_funcs": [reward], **options}
-        trainer = make_trainer(random_gpt2, tokenizer, **options)
-        trainer.model.train()
-        trainer.current_gradient_accumulation_steps = 1
+    def make(reward: Any = only_policy_differs, **options: Any) -> tuple[Any, dict[str, Any]]:
+        sizes = {"per_device_train_batch_size": 32, "max_completion_length": 6}
+        trainer = build(**{**sizes, "reward_funcs": [reward], **options})
         torch.manual_seed(0)
-        batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
-        return trainer, batch
+        return trainer, first_batch(trainer)
 
-    return build
+    return make
 
 
 def tasks_in(trainer: Any, batch: dict[str, Any]) -> list[str]:

@@ -30,7 +30,6 @@ def nonsense(completions: list[str], **_: Any) -> list[float]:
 
 STEPS: dict[str, Any] = {
     "reward_funcs": [nonsense],
-    "rewards": [{"name": "environment_exact"}],
     "max_steps": 2,
     "learning_rate": 1e-3,
     "eval_steps": 1,

@@ -27,8 +27,7 @@ def failing_trainer(build: Callable[..., Any]) -> Callable[..., Any]:
 
     def make(*places: int, factor: float = math.nan, **options: Any) -> Any:
         settings = {**NOT_KEPT, "max_steps": 4, "preflight": False, "max_completion_length": 4}
-        rewards = {"reward_funcs": [uneven], "rewards": [{"name": "graduated"}]}
-        trainer = build(**{**settings, **rewards, **options})
+        trainer = build(**{**settings, "reward_funcs": [uneven], **options})
         loss, calls = trainer.compute_loss, itertools.count()
 
         def planted(model: Any, inputs: Any, **_: Any) -> Any:

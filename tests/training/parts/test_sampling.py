@@ -13,6 +13,8 @@ from rookworld_rlvr.tasks.registry import task_of
 from rookworld_rlvr.training.parts.sampling import rollout
 from rookworld_rlvr.training.preflight import measure_parity, mixed_length_prompts
 
+from ...conftest import first_batch
+
 BOTH: dict[str, dict[str, Any]] = {"policy": {}, "environment": {}}
 
 
@@ -23,10 +25,7 @@ def sampled(build: Callable[..., Any]) -> Any:
     def make(**options: Any) -> tuple[Any, dict[str, Any]]:
         trainer = build(**options)
         trainer.rollout_func = partial(rollout, keep_logps=True)
-        trainer.model.train()
-        trainer.current_gradient_accumulation_steps = 1
-        batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
-        return trainer, batch
+        return trainer, first_batch(trainer)
 
     return make
 

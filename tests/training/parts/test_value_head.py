@@ -13,11 +13,10 @@ from safetensors.torch import load_file
 from rookworld_rlvr.training.parts.part import whole
 from rookworld_rlvr.training.parts.value_head import VALUE_HEAD_FILE, generalised_advantages
 
-from ...conftest import NOT_KEPT
+from ...conftest import NOT_KEPT, first_batch
 
 GAE = {
     "advantage_estimator": "gae",
-    "rewards": [{"name": "environment_exact"}],
     "reward_funcs": [lambda completions, **_: [float(len(text)) for text in completions]],
     "max_completion_length": 6,
 }
@@ -56,10 +55,7 @@ def valued(build: Callable[..., Any]) -> Any:
 
     def make(**options: Any) -> tuple[Any, dict[str, Any]]:
         trainer = build(**{**GAE, **options})
-        trainer.model.train()
-        trainer.current_gradient_accumulation_steps = 1
-        batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
-        return trainer, batch
+        return trainer, first_batch(trainer)
 
     return make
 
