@@ -64,14 +64,9 @@ def policy() -> PolicySuite:
 # Environment
 # --------------------------------------------------------------------------------------------------
 RIGHT = {
+    **dict.fromkeys(("exact", "next_state_exact", "position", "levenshtein"), 1.0),
+    **dict.fromkeys(("reward", "terminated", "truncated"), 1.0),
     "invalid": 0.0,
-    "exact": 1.0,
-    "next_state_exact": 1.0,
-    "position": 1.0,
-    "levenshtein": 1.0,
-    "reward": 1.0,
-    "terminated": 1.0,
-    "truncated": 1.0,
 }
 
 

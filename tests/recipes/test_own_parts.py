@@ -236,7 +236,9 @@ def test_a_dry_run_calls_rewards_as_training_does() -> None:
         dry_run_text(data, [{"name": "my_rewards.py:one"}])
 
 
-def test_a_step_with_rewards_of_one_s_own(folder: Path) -> None:
+def test_a_step_with_rewards_of_one_s_own_which_does_not_go_on_with_edited_ones(
+    folder: Path,
+) -> None:
     rewards = [
         {"name": "my_rewards.py:short", "weight": 0.2},
         {"name": "my_rewards.py:of_policy", "weight": 0.1, "tasks": ["policy"]},
@@ -260,14 +262,17 @@ def test_a_step_with_rewards_of_one_s_own(folder: Path) -> None:
     resolved = (folder / "run" / "resolved_config.yaml").read_text()
     assert f"# sha256 of my_rewards.py: {digest}" in resolved
     assert "name: my_rewards.py:short" in resolved
-
-
-def test_a_run_does_not_go_on_with_a_reward_that_was_edited(folder: Path) -> None:
-    words = [*SMALL, "--rewards", json.dumps(["my_rewards.py:short", "graduated"])]
-    script("grpo.py", *words, cwd=folder)
-    (folder / "my_rewards.py").write_text((folder / "my_rewards.py").read_text() + "\n# edited\n")
-    more = ["--resume_from_checkpoint", "true", "--max_steps", "2"]
-    done = script("grpo.py", *words, *more, cwd=folder, code=2)
+    with (folder / "my_rewards.py").open("a") as file:
+        file.write("# edited\n")
+    more = [
+        "--rewards",
+        json.dumps(rewards),
+        "--resume_from_checkpoint",
+        "true",
+        "--max_steps",
+        "2",
+    ]
+    done = script("grpo.py", *SMALL, *more, cwd=folder, code=2)
     assert "- sha256 of my_rewards.py: was " in done.stderr
 
 

@@ -18,6 +18,7 @@ from rookworld_rlvr.tasks.registry import TASKS
 
 from .. import killed
 from ..conftest import RECIPES, script
+from ..training.test_cards import card_of, printed_by
 
 GRPO = sorted(RECIPES.glob("grpo_*.yaml"))
 for _judged in ("grpo_judge.yaml", "grpo_fill_in_judge.yaml"):
@@ -86,9 +87,12 @@ def test_sft_without_a_recipe_fine_tunes_the_packaged_model(tmp_path: Path) -> N
         cwd=tmp_path,
     )
     assert list((tmp_path / "out" / "wandb").glob("offline-run-*")), "no key, so offline"
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "synthetic_rows: 60" in card
-    assert "policy/best_move" in card and "trained from `rookworld-nano`" in card
+    card = card_of(tmp_path / "out")
+    for words in ("synthetic_rows: 60", "policy/best_move", "trained from `rookworld-nano`"):
+        assert words in card.content
+    assert "| held-out metric | n | before |" in card.text and str(tmp_path) not in card.content
+    assert "not used to choose a checkpoint" in card.text and card.data.license == "gpl-3.0"
+    assert printed_by(card, tmp_path), "it can be used as it says"
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.n_layer == 4
 
 

@@ -16,6 +16,7 @@ from rookworld_rlvr.reports.judge import judge_report, pair_accuracy, report_tex
 from rookworld_rlvr.rewards.judge import Judge, JudgeSpec, load_judge
 
 from ..conftest import RECIPES, recipe, tiny_judge
+from ..training.test_cards import card_of, printed_by
 
 
 def test_accuracy_counts_kinds_and_no_ties() -> None:
@@ -70,8 +71,13 @@ def test_a_recipe_trains_a_judge_that_a_reward_loads(
     report = json.loads(Path("judge/judge_report.json").read_text())
     assert report["pairs"]["n"] == 20
     assert "| all | 20 |" in capsys.readouterr().out
-    card = Path("judge/README.md").read_text()
-    assert "train_pairs: 80" in card and "| all | 20 |" in card and "trl 1.16" in card
+    card, pairs = card_of(tmp_path / "judge"), report["pairs"]
+    assert all(words in card.content for words in ("train_pairs: 80", "| all | 20 |", "trl 1.16"))
+    shown = {result.metric_type: result.metric_value for result in card.data.eval_results}
+    assert shown.pop("pairs/all") == pairs["accuracy"]
+    assert shown == {f"pairs/{kind}": one["accuracy"] for kind, one in pairs["by_kind"].items()}
+    (printed,) = printed_by(card, tmp_path)
+    assert math.isfinite(float(printed))
     judge = load_judge(JudgeSpec("judge", model="judge"))
     (score,) = judge.scores(["A: "], ["text"])
     assert score is not None and math.isfinite(score)

@@ -26,8 +26,6 @@ FEW = """
     --per_device_train_batch_size 8 --use_cpu --report_to none --output_dir out
 """.split()
 GRPO = [*FEW, *"--eval_steps 1 --num_generations 4 --max_completion_length 64".split()]
-JUDGE = [*FEW, *"--synthetic_rows 100 --heldout_rows 10 --train_pairs 20".split()]
-JUDGE += "--heldout_pairs 10 --max_steps 1".split()
 
 
 def card_of(folder: Path) -> Any:
@@ -76,25 +74,6 @@ def test_a_run_s_card_tells_what_was_measured_and_how_to_use_it(tmp_path: Path) 
     answers = {answer["prompt"]: answer["completion"] for answer in map(json.loads, lines)}
     (shown,) = (prompt for prompt in answers if f"prompt = {prompt!r}\n" in card.text)
     assert printed_by(card, tmp_path) == answers[shown].splitlines()
-
-
-def test_supervised_fine_tuning_tells_before_and_after(tmp_path: Path) -> None:
-    recipe = tmp_path / "mine.yaml"
-    recipe.write_text("model_name_or_path: rookworld-nano")
-    card = card_by("sft.py", "--config", str(recipe), *FEW, "--warmup_steps", "0", cwd=tmp_path)
-    assert "| held-out metric | n | before |" in card.text
-    assert "not used to choose a checkpoint" in card.text and card.data.license == "gpl-3.0"
-    assert printed_by(card, tmp_path), "it can be used as it says"
-
-
-def test_a_judge_s_card(tmp_path: Path) -> None:
-    card = card_by("train_judge.py", *JUDGE, cwd=tmp_path)
-    pairs = json.loads((tmp_path / "out" / "judge_report.json").read_text())["pairs"]
-    shown = {result.metric_type: result.metric_value for result in card.data.eval_results}
-    assert shown.pop("pairs/all") == pairs["accuracy"]
-    assert shown == {f"pairs/{kind}": one["accuracy"] for kind, one in pairs["by_kind"].items()}
-    (score,) = printed_by(card, tmp_path)
-    float(score)
 
 
 def test_checkpoints_bring_no_draft(build: Callable[..., Any], tmp_path: Path) -> None:

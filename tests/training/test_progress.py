@@ -4,11 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from transformers import (
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from rookworld_rlvr.training.callbacks import ShortProgressCallback
 

@@ -43,69 +43,61 @@ Build = Callable[..., Any]
 LORA = {"target_modules": ["c_attn"], "task_type": "CAUSAL_LM", "fan_in_fan_out": True}
 
 
-class TestParity:
-    """The trainer's log-probs are the sampler's; plain TRL's are not."""
-
-    @pytest.mark.parametrize(("beta", "adapters"), [(0.0, None), (0.04, None), (0.04, LORA)])
-    def test_all_three_gaps_are_rounding(
-        self, build: Build, beta: float, adapters: Any, random_gpt2: GPT2LMHeadModel, start: str
-    ) -> None:
-        assert random_gpt2.config.resid_pdrop == 0.1
-        trainer = build(
-            loading.load_model(start), beta=beta, peft_config=adapters and LoraConfig(**LORA)
-        )
-        assert (trainer.ref_model is None) == (beta == 0 or adapters is not None)
-        for network in filter(None, (trainer.model, trainer.ref_model)):
-            acts = [module for module in network.modules() if isinstance(module, GELUTanh)]
-            dropouts = [m for m in network.modules() if isinstance(m, torch.nn.Dropout)]
-            assert len(acts) == 2 and {module.p for module in dropouts} == {0.0}
-        parity = measure_parity(trainer, mixed_length_prompts(trainer))
-        assert max(parity.alone_gap, parity.sampler_gap, abs(parity.reference_kl)) <= 1e-4
-
-    def test_plain_trl_is_off_on_the_same_batch(
-        self, build: Build, random_gpt2: GPT2LMHeadModel
-    ) -> None:
-        disable_dropout(random_gpt2)  # so that only the positions differ
-        plain_trainer = build(kind=GRPOTrainer)
-        prompts = mixed_length_prompts(plain_trainer)
-
-        def log_probs(network: Any, ids: Any, mask: Any, length: int, _: Any) -> Any:
-            return plain_trainer._get_per_token_logps_and_entropies(network, ids, mask, length)
-
-        plain = measure_parity(plain_trainer, prompts, log_probs=log_probs)
-        ours = measure_parity(build(), prompts)
-        print(f"plain TRL: {plain}\nours:      {ours}")
-        assert ours.alone_gap < plain.alone_gap / 100
-        assert ours.sampler_gap < plain.sampler_gap / 100
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize(
-        ("bf16", "tolerance"), [(False, TOLERANCE_FP32), (True, TOLERANCE_HALF)]
+@pytest.mark.parametrize(("beta", "adapters"), [(0.0, None), (0.04, None), (0.04, LORA)])
+def test_all_three_gaps_are_rounding(
+    build: Build, beta: float, adapters: Any, random_gpt2: GPT2LMHeadModel, start: str
+) -> None:
+    assert random_gpt2.config.resid_pdrop == 0.1
+    trainer = build(
+        loading.load_model(start), beta=beta, peft_config=adapters and LoraConfig(**LORA)
     )
-    def test_the_real_shape_is_within_tolerance(
-        self, bf16: bool, tolerance: float, build: Build
-    ) -> None:
-        """RookWorld-LM's shape, random; in bf16, which is slow on most CPUs, two of its 12 layers."""
-        torch.manual_seed(0)
-        config = GPT2Config(bos_token_id=0, eos_token_id=0, n_layer=2 if bf16 else 12)
-        trainer = build(GPT2LMHeadModel(config), bf16=bf16)
-        parity = measure_parity(trainer, mixed_length_prompts(trainer))
-        print(f"bf16={bf16}: {parity}")
-        assert parity.faults(tolerance) == []
+    assert (trainer.ref_model is None) == (beta == 0 or adapters is not None)
+    for network in filter(None, (trainer.model, trainer.ref_model)):
+        acts = [module for module in network.modules() if isinstance(module, GELUTanh)]
+        dropouts = [m for m in network.modules() if isinstance(m, torch.nn.Dropout)]
+        assert len(acts) == 2 and {module.p for module in dropouts} == {0.0}
+    parity = measure_parity(trainer, mixed_length_prompts(trainer))
+    assert max(parity.alone_gap, parity.sampler_gap, abs(parity.reference_kl)) <= 1e-4
 
-    @pytest.mark.parametrize("use_cpu", [True, pytest.param(False, marks=pytest.mark.gpu)])
-    def test_the_packaged_model_is_within_tolerance_in_bf16(
-        self, build: Build, use_cpu: bool
-    ) -> None:
-        """Its logits are so large that two roundings of one are further apart than TOLERANCE_HALF."""
-        model = loading.load_model(loading.PACKAGED_MODEL)
-        trainer = build(model, bf16=True, use_cpu=use_cpu)
-        assert trainer.accelerator.device.type == ("cpu" if use_cpu else "cuda")
-        parity = measure_parity(trainer, mixed_length_prompts(trainer))
-        print(parity)
-        tolerance = preflight_tolerance(trainer)
-        assert parity.faults(tolerance) == []
-        assert TOLERANCE_HALF < tolerance < 0.3, "wrong positions make gaps of more than a nat"
+
+def test_plain_trl_is_off_on_the_same_batch(build: Build, random_gpt2: GPT2LMHeadModel) -> None:
+    disable_dropout(random_gpt2)  # so that only the positions differ
+    plain_trainer = build(kind=GRPOTrainer)
+    prompts = mixed_length_prompts(plain_trainer)
+
+    def log_probs(network: Any, ids: Any, mask: Any, length: int, _: Any) -> Any:
+        return plain_trainer._get_per_token_logps_and_entropies(network, ids, mask, length)
+
+    plain = measure_parity(plain_trainer, prompts, log_probs=log_probs)
+    ours = measure_parity(build(), prompts)
+    print(f"plain TRL: {plain}\nours:      {ours}")
+    assert ours.alone_gap < plain.alone_gap / 100
+    assert ours.sampler_gap < plain.sampler_gap / 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bf16", "tolerance"), [(False, TOLERANCE_FP32), (True, TOLERANCE_HALF)])
+def test_the_real_shape_is_within_tolerance(bf16: bool, tolerance: float, build: Build) -> None:
+    """RookWorld-LM's shape, random; in bf16, which is slow on most CPUs, two of its 12 layers."""
+    torch.manual_seed(0)
+    config = GPT2Config(bos_token_id=0, eos_token_id=0, n_layer=2 if bf16 else 12)
+    trainer = build(GPT2LMHeadModel(config), bf16=bf16)
+    parity = measure_parity(trainer, mixed_length_prompts(trainer))
+    print(f"bf16={bf16}: {parity}")
+    assert parity.faults(tolerance) == []
+
+
+@pytest.mark.parametrize("use_cpu", [True, pytest.param(False, marks=pytest.mark.gpu)])
+def test_the_packaged_model_is_within_tolerance_in_bf16(build: Build, use_cpu: bool) -> None:
+    """Its logits are so large that two roundings of one are further apart than TOLERANCE_HALF."""
+    model = loading.load_model(loading.PACKAGED_MODEL)
+    trainer = build(model, bf16=True, use_cpu=use_cpu)
+    assert trainer.accelerator.device.type == ("cpu" if use_cpu else "cuda")
+    parity = measure_parity(trainer, mixed_length_prompts(trainer))
+    print(parity)
+    tolerance = preflight_tolerance(trainer)
+    assert parity.faults(tolerance) == []
+    assert TOLERANCE_HALF < tolerance < 0.3, "wrong positions make gaps of more than a nat"
 
 
 def test_trls_constructor_and_configuration_will_do(packaged: LoadedData, tmp_path: Path) -> None:
@@ -124,44 +116,45 @@ def test_trls_constructor_and_configuration_will_do(packaged: LoadedData, tmp_pa
     assert any("rewards/environment_exact/mean" in log for log in trainer.state.log_history)
 
 
-class TestPreflight:
-    def test_it_stops_a_run_whose_positions_are_wrong(
-        self, build: Build, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(gpt2, "number_positions_from_mask", lambda network: None)
-        # With shared prompts the trainer gives the positions itself.
-        trainer = build()
-        del trainer.parts["shared_prompts"]
-        with pytest.raises(PreflightError, match=r"alone_gap = .*over the tolerance of 0\.001"):
-            trainer.train()
-        assert trainer.state.global_step == 0, "stopped before the first update"
+def test_it_stops_a_run_whose_positions_are_wrong(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpt2, "number_positions_from_mask", lambda network: None)
+    # With shared prompts the trainer gives the positions itself.
+    trainer = build()
+    del trainer.parts["shared_prompts"]
+    with pytest.raises(PreflightError, match=r"alone_gap = .*over the tolerance of 0\.001"):
+        trainer.train()
+    assert trainer.state.global_step == 0, "stopped before the first update"
 
-    @pytest.mark.parametrize(
-        "keys", [{"repetition_penalty": 1.5}, {"generation_kwargs": {"suppress_tokens": [34]}}, {}]
-    )
-    def test_keys_that_change_how_tokens_are_sampled_are_named(
-        self, build: Build, random_gpt2: GPT2LMHeadModel, keys: dict[str, Any]
-    ) -> None:
-        if not keys:
-            random_gpt2.generation_config.no_repeat_ngram_size = 1
-        words = r"sampler_gap = .*leave out repetition_penalty and generation_kwargs"
-        with pytest.raises(PreflightError, match=words):
-            build(**keys).train()
 
-    def test_the_kl_of_a_resumed_run_is_said_and_not_judged(
-        self, build: Build, start: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        trainer = build(loading.load_model(start), beta=0.1)
-        with torch.no_grad():
-            trainer.model.transformer.wte.weight.mul_(1.5)
-        check = PreflightCallback(trainer)
-        with pytest.raises(PreflightError, match="reference_kl"):
-            check.on_train_begin(trainer.args, trainer.state, None)
-        trainer.state.global_step = 3
+@pytest.mark.parametrize(
+    "keys", [{"repetition_penalty": 1.5}, {"generation_kwargs": {"suppress_tokens": [34]}}, {}]
+)
+def test_keys_that_change_how_tokens_are_sampled_are_named(
+    build: Build, random_gpt2: GPT2LMHeadModel, keys: dict[str, Any]
+) -> None:
+    if not keys:
+        random_gpt2.generation_config.no_repeat_ngram_size = 1
+    words = r"sampler_gap = .*leave out repetition_penalty and generation_kwargs"
+    with pytest.raises(PreflightError, match=words):
+        build(**keys).train()
+
+
+def test_the_kl_of_a_resumed_run_is_said_and_not_judged(
+    build: Build, start: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = build(loading.load_model(start), beta=0.1)
+    with torch.no_grad():
+        trainer.model.transformer.wte.weight.mul_(1.5)
+    check = PreflightCallback(trainer)
+    with pytest.raises(PreflightError, match="reference_kl"):
         check.on_train_begin(trainer.args, trainer.state, None)
-        kl = f"KL to the reference {trainer.preflight.reference_kl:.2g}"
-        assert trainer.preflight.reference_kl > 0.001
-        assert f"{kl} (a resumed run's may be any)" in " ".join(capsys.readouterr().out.split())
+    trainer.state.global_step = 3
+    check.on_train_begin(trainer.args, trainer.state, None)
+    kl = f"KL to the reference {trainer.preflight.reference_kl:.2g}"
+    assert trainer.preflight.reference_kl > 0.001
+    assert f"{kl} (a resumed run's may be any)" in " ".join(capsys.readouterr().out.split())
 
 
 class Even:
