@@ -4,6 +4,7 @@ import contextlib
 import gc
 import importlib
 import io
+import json
 import os
 import runpy
 import shutil
@@ -161,6 +162,12 @@ def launch(
         check=False,
     )
     return checked(done, code)
+
+
+def on_two(name: str, folder: Path, *words: str, timeout: float = 240) -> list[Any]:
+    """What `main` of a module of tests gives on each of two processes."""
+    launch("--module", "tests.on_two", f"tests.{name}", str(folder), *words, timeout=timeout)
+    return [json.loads((folder / f"process{rank}.json").read_text()) for rank in range(2)]
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerBase
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import complete
 
-from ..conftest import launch, script, tiny_judge
+from ..conftest import on_two, script, tiny_judge
 from .families_on_two import FAMILIES, SHARDED, words
-from .measured_on_two import measure
+from .measured_on_two import main as measure
 from .sampled_on_two import answers
 
 pytestmark = pytest.mark.slow
@@ -50,8 +50,7 @@ def sharded(request: pytest.FixtureRequest, runs: Path) -> Path:
 
 
 def launched(folder: Path, layout: str) -> None:
-    line = ("--module", "tests.training.families_on_two", layout, str(folder))
-    launch(*line, timeout=HANG_S)
+    on_two("training.families_on_two", folder, layout, timeout=HANG_S)
 
 
 def train(folder: Path, run: str, family: str, steps: int, resume: str = "false") -> str:
@@ -134,19 +133,15 @@ def test_two_processes_shard_and_go_on(sharded: Path, family: str) -> None:
 
 def test_sharded_processes_sample_apart(tmp_path: Path) -> None:
     """The first has three batches and the second one; a hang ends in TimeoutExpired."""
-    launch("--module", "tests.training.sampled_on_two", str(tmp_path))
     model = loading.load_model(loading.PACKAGED_MODEL)
-    for rank in range(2):
-        found = read(tmp_path / f"process{rank}.json")
+    for rank, found in enumerate(on_two("training.sampled_on_two", tmp_path)):
         assert found["answers"] == answers(model, rank)
         assert found["after"] == found["before"], "sharded again"
         assert found["after"][0] * 2 == model.transformer.h[0].mlp.c_fc.weight.size(0)
 
 
 def test_two_processes_find_what_one_finds(tmp_path: Path) -> None:
-    launch("--module", "tests.training.measured_on_two", str(tmp_path))
-    one = measure(tmp_path)
-    for rank in range(2):
-        assert read(tmp_path / f"process{rank}.json") == one
+    one = json.loads(json.dumps(measure(tmp_path)))
+    assert on_two("training.measured_on_two", tmp_path) == [one, one]
     counts = [count for found in one["right"].values() for count in found]
     assert any(0 < count < 16 for count in counts)

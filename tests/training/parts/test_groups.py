@@ -1,6 +1,5 @@
 """Groups without signal are kept, replaced or left out, and prompts are drawn as asked."""
 
-import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from rookworld_rlvr.training.parts.part import Sampled, whole
 from rookworld_rlvr.training.parts.zero_variance import fill, next_round
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
-from ...conftest import first_batch, launch
+from ...conftest import first_batch, launch, on_two
 from ...two_processes import TEMPERATURES
 
 P, E, F = "policy", "environment", "fill_in"
@@ -241,19 +240,13 @@ def test_a_mixture_holds_in_every_batch(varied: Any) -> None:
 # Two processes
 # --------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Any]]:
-    """What each of two processes has written, by the beginning of its file's name."""
-    folder = tmp_path_factory.mktemp("two")
-    launch("--module", "tests.two_processes", str(folder))
-    return lambda name: [
-        json.loads((folder / f"{name}{rank}.json").read_text()) for rank in range(2)
-    ]
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What each of two processes has found."""
+    return on_two("two_processes", tmp_path_factory.mktemp("two"))
 
 
-def test_two_processes_decide_alike_where_only_one_lacks_signal(
-    two: Callable[[str], list[Any]],
-) -> None:
-    first, second = two("process")
+def test_two_processes_decide_alike_where_only_one_lacks_signal(two: list[Any]) -> None:
+    first, second = (found["run"] for found in two)
     assert first == second, "to the last bit, weights too: else processes drift apart"
     steps = [entry for entry in first["logs"] if "zero_variance/sampled" in entry]
     assert len(steps) == 3
@@ -262,8 +255,8 @@ def test_two_processes_decide_alike_where_only_one_lacks_signal(
     assert first["state"]["kl"]["beta"] != 0.1
 
 
-def test_two_processes_mix_three_tasks_in_one_batch(two: Callable[[str], list[Any]]) -> None:
-    first, second = two("tasks")
+def test_two_processes_mix_three_tasks_in_one_batch(two: list[Any]) -> None:
+    first, second = (found["tasks"] for found in two)
     logged, rows = first["logged"], [*first["rows"], *second["rows"]]
     assert len(first["rows"]) == len(second["rows"]) == 8
     by_task: dict[str, list[Any]] = {}
@@ -292,7 +285,9 @@ def test_two_processes_mix_three_tasks_in_one_batch(two: Callable[[str], list[An
 
 @pytest.mark.slow
 def test_a_reward_that_fails_on_one_process_ends_both(tmp_path: Path) -> None:
-    done = launch("--module", "tests.two_processes", str(tmp_path), "fail", code=None)
+    done = launch(
+        "--module", "tests.on_two", "tests.two_processes", str(tmp_path), "fail", code=None
+    )
     assert done.returncode != 0
     said = "a reward failed: the reward uneven raised KeyError: 'planted' (two_processes.py, line "
     assert done.stderr.count(said) == 1, "on the first process that ends"

@@ -1,7 +1,6 @@
 """Log-probs and gradients with shared prompts are those of whole rows, as TRL's own method has them."""
 
 import copy
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rookworld_rlvr.training.parts.part import whole
 
-from ...conftest import NOT_KEPT, launch
+from ...conftest import NOT_KEPT, on_two
 from ...models.test_architectures import tiny
 
 LENGTH = 7
@@ -184,10 +183,7 @@ def test_as_much_is_learnt(build: Build, random_gpt2: Any, options: dict[str, An
 def test_two_processes_one_of_which_has_nothing_to_learn(
     tmp_path: Path, layout: str, beta: str
 ) -> None:
-    module = "tests.training.parts.shared_on_two"
-    launch("--module", module, str(tmp_path), layout, beta)
-    for rank in range(2):
-        result = json.loads((tmp_path / f"process{rank}.json").read_text())
+    for result in on_two("training.parts.shared_on_two", tmp_path, layout, beta):
         ours, theirs = result["losses"]
         assert ours == pytest.approx(theirs, abs=1e-5)
         assert result["log_probs"] < 1e-5

@@ -1,7 +1,6 @@
 """Right answers in hopeless groups, and the supervised term: what is taught, and its gradients."""
 
 import copy
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from rookworld_rlvr.tasks.types import values_by_move
 from rookworld_rlvr.training.parts.part import Batch, whole
 from rookworld_rlvr.training.parts.teaching import answer_tokens, right, right_answer, truth_of
 
-from ...conftest import NOT_KEPT, launch, mixed_rows
+from ...conftest import NOT_KEPT, mixed_rows, on_two
 from ...engines import FakeLabeller, fake_values
 
 REWARDS = [{"name": "environment_exact"}, {"name": "policy_best_move"}]
@@ -271,7 +270,6 @@ def test_a_resumed_run_goes_on_byte_for_byte(
 
 @pytest.mark.slow
 def test_two_processes_teach_alike(tmp_path: Path) -> None:
-    launch("--module", "tests.training.parts.taught_on_two", str(tmp_path))
-    first, second = (json.loads((tmp_path / f"process{rank}.json").read_text()) for rank in (0, 1))
+    first, second = on_two("training.parts.taught_on_two", tmp_path)
     assert first["weights"] == second["weights"]
     assert first["taught"] > 0 and second["taught"] > 0
