@@ -1,6 +1,7 @@
 """Real parts, small: the packaged data and tokenizer, and a GPT-2 with random weights."""
 
 import contextlib
+import copy
 import gc
 import importlib
 import io
@@ -152,16 +153,14 @@ def launch(
     config = str(REPOSITORY / "accelerate_configs" / "cpu.yaml")
     command = [launcher, "launch", "--config_file", config, "--num_processes", "2"]
     command += ["--main_process_port", "0"]  # a free one: another test may launch at the same time
-    done = subprocess.run(
-        [*command, *words],
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    return checked(done, code)
+    return ran(*command, *words, cwd=cwd, timeout=timeout, code=code)
+
+
+def ran(*command: str, code: int | None = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, on one core; see `script` for its exit code."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    usual = {"env": env, "capture_output": True, "text": True, "check": False}
+    return checked(subprocess.run(command, **{**usual, **options}), code)
 
 
 def on_two(name: str, folder: Path, *words: str, timeout: float = 240) -> list[Any]:
@@ -316,8 +315,18 @@ def make_trainer(tmp_path: Path, packaged: LoadedData) -> Callable[..., GRPOTrai
 def build(
     make_trainer: Callable[..., Any], random_gpt2: GPT2LMHeadModel, tokenizer: Any
 ) -> Callable[..., Any]:
-    """As `make_trainer`, of a model with random weights unless another is given."""
-    return lambda model=None, **options: make_trainer(model or random_gpt2, tokenizer, **options)
+    """As `make_trainer`, of a copy of the model with random weights unless another is given."""
+    return lambda model=None, **options: make_trainer(
+        model or copy.deepcopy(random_gpt2), tokenizer, **options
+    )
+
+
+def history(run: Path | str) -> list[dict[str, Any]]:
+    """What a run logged, read from its folder."""
+    logs: list[dict[str, Any]] = json.loads(Path(run, "trainer_state.json").read_text())[
+        "log_history"
+    ]
+    return logs
 
 
 def first_batch(trainer: Any) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Other code's names for our keys, recipes by name, and what is said before torch is loaded."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from rookworld_rlvr.cli.words import words
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.common.files import find_recipe
 
-from ..conftest import RECIPES, recipe
+from ..conftest import RECIPES, ran, recipe
 
 
 def faults(command: str, *line: str) -> list[str]:
@@ -107,29 +106,25 @@ def test_a_fault_that_needs_no_torch_comes_without_it(
     line: str, fault: str, elsewhere: Path
 ) -> None:
     (elsewhere / "mine.yaml").write_text("learning_rat: 1\n")
-    command = [sys.executable, "-c", MAIN, *line.split()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert fault in done.stderr
+    assert fault in ran(sys.executable, "-c", MAIN, *line.split(), code=2).stderr
 
 
 def test_the_first_line_names_recipe_and_folder(elsewhere: Path) -> None:
     def said(words: str, name: str = "grpo") -> str:
         return first_line(RECIPES / f"{name}.py", dict(options(words.split())))
 
-    assert said("--max_steps 3").startswith(
-        "recipe grpo_nano, as no --config is given; output in runs"
-    )
+    assert said("--max_steps 3").startswith("recipe grpo_nano, as no --config is given; output in")
     assert "output" not in said("", "diagnose")
     assert said("", "evaluate") == "loading …" and said("", "report") == ""
-    assert said("--output_dir mine").endswith("output in mine")
-    assert said("--config grpo_mixed").endswith("grpo_mixed.yaml; output in runs/grpo_mixed")
-    assert said("--dataset_name rows.jsonl").endswith("output in runs/grpo-rows")
     (elsewhere / "ours.yaml").write_text("name: mine\n")
+    for line, end in (
+        ("--output_dir mine", "output in mine"),
+        ("--config grpo_mixed", "grpo_mixed.yaml; output in runs/grpo_mixed"),
+        ("--dataset_name rows.jsonl", "output in runs/grpo-rows"),
+        ("--model_name_or_path ann/big", "packaged model's recipe); output in runs/grpo-big"),
+    ):
+        assert said(line).endswith(end)
     assert said("--config ours.yaml", "sweep").endswith("output in runs/mine")
-    assert said("--model_name_or_path ann/big").endswith(
-        "packaged model's recipe); output in runs/grpo-big"
-    )
 
 
 def values_of(script: str, *words: str) -> tuple[dict[str, Any], set[str]]:

@@ -24,7 +24,7 @@ from rookworld_rlvr.data.sources import Malformed, RowArguments, SourceArguments
 from rookworld_rlvr.data.synthesis import environment_prompts, environment_row, opening_positions
 from rookworld_rlvr.tasks.registry import is_right
 
-from ..rows import START, write_jsonl
+from ..rows import PAWN_VALUES, PAWNS, START, column, write_jsonl
 
 GAMES = """[Event "Scholar"]
 
@@ -102,14 +102,11 @@ def test_a_prompt_alone_has_the_truth_as_its_answer(tmp_path: Path) -> None:
 
 
 def test_values_give_a_policy_prompt_its_answer(tmp_path: Path) -> None:
-    board = chess.Board("7k/8/8/8/8/8/5PPP/7K w - - 0 1")
-    values = [{"move": move.uci(), "cp": -n} for n, move in enumerate(board.legal_moves)]
-    row = {"prompt": f"P: {board.fen()}", "action_values": values}
-    name = write_jsonl(tmp_path / "rows.jsonl", [row])
-    (row,) = parsed_rows(RowArguments(name))
-    assert isinstance(row, dict) and f"B: {values[0]['move']}" in row["completion"]
+    raw: dict[str, Any] = {"prompt": f"P: {PAWNS}", "action_values": column(PAWN_VALUES)}
+    (row,) = parsed_rows(RowArguments(write_jsonl(tmp_path / "rows.jsonl", [raw])))
+    assert isinstance(row, dict) and "B: f2f4" in row["completion"]
     with pytest.raises(NotationError, match="do not name every legal move"):
-        parse_raw({"prompt": f"P: {board.fen()}", "action_values": values[1:]})
+        parse_raw({**raw, "action_values": raw["action_values"][1:]})
 
 
 def test_each_task_asks_of_a_position(tmp_path: Path) -> None:

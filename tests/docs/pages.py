@@ -20,7 +20,7 @@ from rookworld_rlvr.cli import main
 from rookworld_rlvr.cli.run import MODULES, SCRIPTS
 from rookworld_rlvr.common.files import find_recipe
 
-from ..conftest import REPOSITORY, script
+from ..conftest import REPOSITORY, ran, script
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 
@@ -100,12 +100,7 @@ def follow(page: Path, folder: Path) -> int:
 def run(words: list[str], folder: Path) -> bool:
     """Run a command small, and whether it was run: of others only what they name is looked for."""
     if words[0] == "trl":
-        line = [str(Path(sys.executable).with_name("trl")), *words[1:]]
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            line, cwd=folder, env=env, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, f"{words}\n{done.stderr[-2000:]}"
+        ran(str(Path(sys.executable).with_name("trl")), *words[1:], cwd=folder)
         return True
     if words[0] != "rookworld":
         assert words[0] in NOT_RUN, f"{words}: neither run nor listed as one that is not"
@@ -122,15 +117,9 @@ def run(words: list[str], folder: Path) -> bool:
             assert main.recipes(given) if command == "recipes" else main.usage()
         return True
     if command == "uci":  # an engine ends its process
-        done = subprocess.run(
-            [sys.executable, "-m", MODULES[command], *given],
-            input="uci\nquit\n",
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0 and "uciok" in done.stdout, words
+        module = ("-m", MODULES[command], *given)
+        done = ran(sys.executable, *module, input="uci\nquit\n", cwd=folder)
+        assert "uciok" in done.stdout, words
         return True
     if command == "web" and "--space" not in given:
         return run_page(given, folder)

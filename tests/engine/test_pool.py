@@ -21,6 +21,7 @@ from rookworld_rlvr.engine.labeller import Labeller, position_asked
 from rookworld_rlvr.engine.pool import find_engine
 from rookworld_rlvr.tasks.types import Values
 
+from ..conftest import ran
 from ..engines import (
     DEEDS,
     POSITIONS,
@@ -324,8 +325,8 @@ def gone(folder: Path) -> bool:
 def test_a_program_that_forgets_to_close_leaves_no_process(stockfish: str, tmp_path: Path) -> None:
     path = misbehaving(tmp_path, stockfish, "is silent", when="False")
     command = [sys.executable, "-c", PROGRAM, path, *POSITIONS[:2]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+    done = ran(*command, timeout=60)
+    assert (done.stdout, done.stderr) == ("end\n", "")
     wait_until(lambda: gone(tmp_path))
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import random
-import subprocess
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ import pytest
 
 from rookworld_rlvr.inference.uci import Engine, Stopped, load, numbers_of, seconds_for
 
+from ..conftest import ran
 from .answers import OPENING, Model
 
 COMMAND = [sys.executable, "-P", "-m", "rookworld_rlvr.inference.uci", "--model", "rookworld-nano"]
@@ -271,5 +271,4 @@ def test_the_protocol_waits_for_no_library_and_the_model_for_few() -> None:
         "uci.load('rookworld-nano', lambda: False)\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "['torch', 'transformers']\n", done.stderr
+    assert ran(sys.executable, "-c", code).stdout == "['torch', 'transformers']\n"

@@ -1,6 +1,5 @@
 """Rewards, tasks and suites in files of the user's own."""
 
-import copy
 import hashlib
 import json
 from collections.abc import Callable, Iterator
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import GPT2LMHeadModel
 
 from rookworld_rlvr.cli.dry_run import dry_run_text
 from rookworld_rlvr.common.errors import RookWorldError
@@ -20,7 +18,7 @@ from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.registry import TASKS
 
-from ..conftest import NOT_KEPT, script
+from ..conftest import NOT_KEPT, history, script
 
 SMALL = """
     --max_steps 1 --per_device_train_batch_size 16 --heldout_rows 8 --max_completion_length 16
@@ -256,8 +254,8 @@ def test_a_step_with_rewards_of_one_s_own_which_does_not_go_on_with_edited_ones(
         assert any(line.startswith(start) and rounded in line for line in text.splitlines())
     script("report.py", "--run", "run", cwd=folder)
     assert f"<b>{rounded}</b>" in (folder / "run/report.html").read_text()
-    history = json.loads((folder / "run" / "trainer_state.json").read_text())["log_history"]
-    assert sum("rewards/short/mean" in log for log in history) == 1
+    logs = history(folder / "run")
+    assert sum("rewards/short/mean" in log for log in logs) == 1
     digest = hashlib.sha256((folder / "my_rewards.py").read_bytes()).hexdigest()
     resolved = (folder / "run" / "resolved_config.yaml").read_text()
     assert f"# sha256 of my_rewards.py: {digest}" in resolved
@@ -296,9 +294,9 @@ def test_a_step_of_a_task_of_one_s_own(folder: Path) -> None:
     words += " --heldout_share 0.4 --synthetic_rows 0 --rewards turn_exact"
     done = script("grpo.py", *SMALL, *words.split(), cwd=folder)
     assert "turn/exact" in done.stdout
-    history = json.loads((folder / "run" / "trainer_state.json").read_text())["log_history"]
-    assert sum("rewards/turn_exact/mean" in log for log in history) == 1
-    assert sum("eval_turn/exact" in log for log in history) == 2
+    logs = history(folder / "run")
+    assert sum("rewards/turn_exact/mean" in log for log in logs) == 1
+    assert sum("eval_turn/exact" in log for log in logs) == 2
     advised = next(line for line in done.stdout.splitlines() if " report --run" in line)
     done = script("report.py", *advised.split(" report ")[1].split(), cwd=folder)
     assert "T: " in (folder / "run" / "report.html").read_text(), "its prompts"
@@ -340,14 +338,12 @@ class Seven(Part):
 """
 
 
-def test_a_part_of_one_s_own_adds_its_term(
-    folder: Path, random_gpt2: GPT2LMHeadModel, build: Callable[..., Any]
-) -> None:
+def test_a_part_of_one_s_own_adds_its_term(folder: Path, build: Callable[..., Any]) -> None:
     (folder / "my_part.py").write_text(PART)
     losses = []
     for names in ([], ["my_part.py:Seven"]):
         options: dict[str, Any] = {**NOT_KEPT, "eval_strategy": "no", "preflight": False}
-        trainer = build(copy.deepcopy(random_gpt2), parts_from=names, **options)
+        trainer = build(parts_from=names, **options)
         trainer.train()
         losses.append(next(log["loss"] for log in trainer.state.log_history if "loss" in log))
     assert losses[1] - losses[0] == pytest.approx(7, abs=1e-4)

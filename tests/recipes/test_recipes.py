@@ -17,7 +17,7 @@ from rookworld_rlvr.data.synthesis import opening_positions
 from rookworld_rlvr.tasks.registry import TASKS
 
 from .. import killed
-from ..conftest import RECIPES, script
+from ..conftest import RECIPES, history, script
 from ..training.test_cards import card_of, printed_by
 
 GRPO = sorted(RECIPES.glob("grpo_*.yaml"))
@@ -160,8 +160,7 @@ def test_rows_without_values_are_valued_as_the_training_goes(tmp_path: Path) -> 
     options += " --output_dir run --engine_cache values.sqlite"
     rewards = json.dumps([{"name": "weighted_policy"}, {"name": "policy_format", "weight": 0.1}])
     run("grpo.py", *ONE_STEP, *options.split(), "--rewards", rewards, cwd=tmp_path)
-    state = json.loads((tmp_path / "run" / "checkpoint-1" / "trainer_state.json").read_text())
-    (logged,) = [entry for entry in state["log_history"] if "reward" in entry]
+    (logged,) = [log for log in history(tmp_path / "run" / "checkpoint-1") if "reward" in log]
     assert logged["rewards/weighted_policy/without_truth"] == 0
     assert logged["engine/given_up"] == 0
     with sqlite3.connect(tmp_path / "values.sqlite") as cache:

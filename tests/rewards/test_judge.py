@@ -24,7 +24,7 @@ from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RookWorldRewardConfig
 from rookworld_rlvr.training.glossary import dashboard_key, explain
 
-from ..conftest import REPOSITORY, Means, recipe, tiny_judge
+from ..conftest import REPOSITORY, Means, history, recipe, tiny_judge
 from ..rows import ASKED_E4 as PROMPT
 from ..rows import PAWNS, START
 from ..rows import RIGHT_E4 as RIGHT
@@ -320,6 +320,6 @@ def test_with_a_judge_alone_what_can_be_verified_is_measured_still(
         ]
     )
     assert re.search(rf"{task}/exact +4 .*%.*%.*[+-]\d+\.\d ", capsys.readouterr().out)
-    logs = json.loads(Path("run/trainer_state.json").read_text())["log_history"]
+    logs = history("run")
     assert any("rewards/judge/mean" in log and "judge/judge/truth" in log for log in logs)
     assert f"{task}/exact" in json.loads(Path("run/results.json").read_text())["heldout"]

@@ -2,9 +2,7 @@
 
 import functools
 import importlib
-import json
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.rewards import environment_exact, get_reward_funcs
 from rookworld_rlvr.rewards.registry import known_rewards
 
-from ..conftest import REPOSITORY
+from ..conftest import REPOSITORY, history, ran
 from ..docs.pages import fences
 from ..rows import ASKED_E4, RIGHT_E4
 from .test_registry import NAMED
@@ -70,8 +68,7 @@ def test_rewards_and_rows_wait_for_no_trainer() -> None:
         "heavy = {'torch', 'transformers', 'trl', 'accelerate', 'rookworld_rlvr.training'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "[]\n", done.stderr
+    assert ran(sys.executable, "-c", code).stdout == "[]\n"
 
 
 def test_the_script_of_the_page_trains_with_trl_alone(
@@ -84,8 +81,7 @@ def test_the_script_of_the_page_trains_with_trl_alone(
     few = functools.partial(data.load_rows, max_rows=300, synthetic_rows=100)
     monkeypatch.setattr(data, "load_rows", few)
     exec(compile(text, str(page), "exec"), {})
-    state = json.loads(Path("runs/plain_trl/checkpoint-3/trainer_state.json").read_text())
-    logged = state["log_history"][:3]
+    logged = history("runs/plain_trl/checkpoint-3")[:3]
     # random weights write nothing that can be read: 0 of each task, and no row is without its truth
     for name in ("environment_state", "policy_best_move"):
         assert {step.get(f"rewards/{name}/without_truth", 0.0) for step in logged} == {0.0}

@@ -312,11 +312,10 @@ def test_a_fault_names_the_value_and_the_remedy(specs: Any, words: list[str]) ->
 
 def test_all_faults_are_reported_together() -> None:
     assert check_reward_specs([{"name": name, "weight": 0.5} for name in NAMES]) == []
-    twice = [{"name": "asymmetric"}, {"name": "asymmetric", "weight": 2.0}]
+    bad: list[Any] = ["policy_formt", {"name": "graduated", "shaping": "cubic", "wait": 1}]
+    bad += [{"name": "asymmetric"}, {"name": "asymmetric", "weight": 2.0}]
     with pytest.raises(ConfigurationError) as caught:
-        get_reward_funcs(
-            ["policy_formt", {"name": "graduated", "shaping": "cubic", "wait": 1}, *twice]
-        )
+        get_reward_funcs(bad)
     assert len(caught.value.faults) == 4
     for words in ("policy_formt", "cubic", "'wait'", "'asymmetric' appears twice"):
         assert words in str(caught.value)

@@ -276,11 +276,11 @@ def games(draw: st.DrawFn) -> chess.Board:
 
 
 UCI = st.from_regex(r"\A[a-h][1-8][a-h][1-8][nbrq]?\Z")
-PAWNS = st.integers(-100_000, 100_000).map(lambda cp: cp / 100)  # what centipawns can give
+EVALUATIONS = st.integers(-100_000, 100_000).map(lambda cp: cp / 100)  # what centipawns can give
 ACTIONS = st.one_of(UCI, st.just("0000"), st.from_regex(r"\A[a-z0-9#=-]{1,6}\Z"))
 
 
-@given(st.lists(UCI, min_size=1, max_size=5), st.lists(PAWNS, min_size=1, max_size=5), UCI)
+@given(st.lists(UCI, min_size=1, max_size=5), st.lists(EVALUATIONS, min_size=1, max_size=5), UCI)
 def test_policy_answers_round_trip(moves: list[str], pawns: list[float], best: str) -> None:
     answer = PolicyAnswer(tuple(moves), tuple(pawns), best)
     assert parse_policy_answer(write_policy_answer(answer)) == answer

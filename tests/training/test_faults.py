@@ -13,7 +13,7 @@ import pytest
 from rookworld_rlvr.data.parsing import raw_rows
 from rookworld_rlvr.data.sources import SourceArguments
 
-from ..conftest import REPOSITORY, launch
+from ..conftest import REPOSITORY, history, launch
 from ..recipes.test_recipes import SMALL
 from .soak_on_two import ROWS
 
@@ -114,7 +114,7 @@ def soaked(folder: Path, kind: str) -> dict[str, Any]:
         assert done.returncode != 0 and starts < 4
         starts += 1
     assert done.returncode == 0, done.stderr[-3000:]
-    log = json.loads((folder / "run" / "trainer_state.json").read_text())["log_history"]
+    log = history(folder / "run")
     return {
         "starts": starts,
         "steps": [entry for entry in log if "reward" in entry],

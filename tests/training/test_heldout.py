@@ -13,7 +13,7 @@ from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import complete
 from rookworld_rlvr.training import answering
 
-from ..conftest import script
+from ..conftest import history, script
 
 SMALL = """
     --max_rows 300 --synthetic_rows 100 --heldout_rows 12 --max_steps 2 --eval_steps 1 --save_steps 1
@@ -118,9 +118,9 @@ def test_the_best_checkpoint_is_measured_once_and_not_again_by_a_resumed_run(
 
 def evaluations(folder: Path) -> list[dict[str, float]]:
     """The held-out results in a run's log, without their seconds."""
-    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    logs = history(folder)
     return [
         {name: log[name] for name in log if name != "eval_runtime" and not name.startswith("time/")}
-        for log in history
+        for log in logs
         if "eval_overall" in log
     ]

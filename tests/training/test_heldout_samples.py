@@ -13,7 +13,7 @@ from rookworld_rlvr.reports.record import read_runs
 from rookworld_rlvr.training import measurements
 from rookworld_rlvr.training.measurements import evenly, sample_heldout
 
-from ..conftest import script
+from ..conftest import history, script
 
 SMALL = """
     --heldout_rows 8 --max_steps 2 --eval_steps 1 --save_steps 1
@@ -32,11 +32,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         done = script("grpo.py", *SMALL, *words, cwd=folder / name)
         (folder / name / "stdout").write_text(done.stdout)
     return folder
-
-
-def history(run: Path) -> list[dict[str, Any]]:
-    logs: list[dict[str, Any]] = json.loads((run / "trainer_state.json").read_text())["log_history"]
-    return logs
 
 
 def test_a_run_with_pass_at_k_trains_as_one_without(runs: Path) -> None:

@@ -1,6 +1,5 @@
 """What a step logs is what its micro-batches give when they are put together and computed again."""
 
-import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2LMHeadModel
 
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.training.parts.part import whole
@@ -106,15 +104,15 @@ def test_groups_without_signal_are_counted_whatever_the_advantages_are_divided_b
 
 
 def test_the_loss_of_a_resumed_run_is_that_of_its_own_steps(
-    build: Callable[..., Any], random_gpt2: GPT2LMHeadModel, tmp_path: Path
+    build: Callable[..., Any], tmp_path: Path
 ) -> None:
     options = {"max_steps": 4, "save_steps": 3, "save_strategy": "steps", "preflight": False}
     options = {**NOT_KEPT, **options, "learning_rate": 1e-2, "entropy_coef": 0.1}
-    each = build(copy.deepcopy(random_gpt2), **options)
+    each = build(**options)
     each.train()
     losses = [log["loss"] for log in each.state.log_history if "loss" in log]
     options |= {"logging_steps": 2, "output_dir": str(tmp_path / "other")}
-    build(copy.deepcopy(random_gpt2), **options).train()
+    build(**options).train()
     resumed = build(**options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "other" / "checkpoint-3"))
     assert resumed.state.log_history[-1]["train_loss"] == pytest.approx(losses[3], abs=1e-6)

@@ -1,6 +1,5 @@
 """What a run shows while it trains."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from rookworld_rlvr.training.callbacks import ShortProgressCallback
 
-from ..conftest import script
+from ..conftest import history, script
 
 SMALL = """
     --max_rows 300 --synthetic_rows 20 --heldout_rows 6 --max_steps 1 --eval_steps 8 --save_steps 8
@@ -58,6 +57,6 @@ def test_a_model_that_can_do_nothing_is_named_at_step_0_and_a_run_s_end_is_evalu
     assert "step 0 warning nothing_parses: 0%" in said and "run rookworld sft first" in said
     assert "step     1  held-out  overall" in done.stdout
     assert "model: run (step 1 of 1)" in done.stdout
-    history = json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
-    (last,) = [log for log in history if "learning_rate" in log]
+    logs = history(tmp_path / "run")
+    (last,) = [log for log in logs if "learning_rate" in log]
     assert last["step"] == 1 and {"loss", "grad_norm"} <= last.keys(), "fewer than logging_steps"

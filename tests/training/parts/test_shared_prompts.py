@@ -99,7 +99,8 @@ def build(make_trainer: Build, random_gpt2: Any, tokenizer: PreTrainedTokenizerB
 
     def make(model: Any = "gpt2", **options: Any) -> Any:
         if isinstance(model, str):
-            model = random_gpt2 if model == "gpt2" else tiny(model, tokenizer)
+            own = model == "gpt2"
+            model = copy.deepcopy(random_gpt2) if own else tiny(model, tokenizer)
         options = {"rewards": [{"name": "graduated"}], "preflight": False, **options}
         return make_trainer(model, tokenizer, reward_funcs=[reward], **options)
 
@@ -164,7 +165,7 @@ def test_as_much_is_learnt(build: Build, random_gpt2: Any, options: dict[str, An
     options = {**NOT_KEPT, **sgd, "gradient_accumulation_steps": 4, **options}
     ends = []
     for shares in (True, False):
-        trainer = build(copy.deepcopy(random_gpt2), **options)
+        trainer = build(**options)
         if not shares:
             del trainer.parts["shared_prompts"]
         trainer.train()

@@ -32,7 +32,9 @@ def build(make_trainer: Build, random_gpt2: Any, tokenizer: Any) -> Build:
     """A trainer whose policy has random weights, so that none of its completions is right."""
 
     def make(model: Any = None, shares: bool = True, **options: Any) -> Any:
-        trainer = make_trainer(model or random_gpt2, tokenizer, **{**QUIET, **options})
+        trainer = make_trainer(
+            model or copy.deepcopy(random_gpt2), tokenizer, **{**QUIET, **options}
+        )
         if not shares:
             del trainer.parts["shared_prompts"]
         return trainer
@@ -255,12 +257,10 @@ def test_taught_answers_are_not_in_the_kl(build: Build, start: str) -> None:
     assert 0 < shares[0] < shares[1] < 1
 
 
-def test_a_resumed_run_goes_on_byte_for_byte(
-    build: Build, tmp_path: Path, random_gpt2: Any
-) -> None:
+def test_a_resumed_run_goes_on_byte_for_byte(build: Build, tmp_path: Path) -> None:
     options = {"zero_variance": "teach", "sft_coef": 0.1, "learning_rate": 1e-3, "max_steps": 3}
     options |= {"save_strategy": "steps", "save_steps": 2}
-    trainer = build(copy.deepcopy(random_gpt2), **options)
+    trainer = build(**options)
     trainer.train()
     again = build(**options)
     again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
