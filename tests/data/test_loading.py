@@ -36,9 +36,7 @@ PAWNS_VALUES = column(
 PAWNS_ROW = f"P: {PAWNS} M: g2g4 f2f4 E: 1.0 0.9 B: g2g4"
 
 
-# --------------------------------------------------------------------------------------------------
-# Raw rows
-# --------------------------------------------------------------------------------------------------
+# --- Raw rows -------------------------------------------------------------------------------------
 def boards(n: int, seed: int = 0) -> list[chess.Board]:
     """Different positions after one to six random plies, not in check, so that steps are many."""
     rng = random.Random(seed)
@@ -101,9 +99,7 @@ def position(fen: str) -> str:
     return " ".join(fen.split(" ")[:4])
 
 
-# --------------------------------------------------------------------------------------------------
-# Files
-# --------------------------------------------------------------------------------------------------
+# --- Files ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet", "txt"])
 def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
     raws = raw_rows(20)
@@ -164,9 +160,7 @@ def test_values_that_do_not_fit_the_position_are_refused(values: Any, reason: st
         parse_raw({"text": PAWNS_ROW, "action_values": values})
 
 
-# --------------------------------------------------------------------------------------------------
-# Quarantine
-# --------------------------------------------------------------------------------------------------
+# --- Quarantine -----------------------------------------------------------------------------------
 def spoilt_file(tmp_path: Path) -> str:
     """36 good lines and four bad ones: 1, 11, 22 and 40."""
     lines = [environment_line(board) for board in boards(36)]
@@ -255,9 +249,7 @@ def test_what_is_learnt_is_what_the_rules_say(tmp_path: Path) -> None:
     assert "environment answers replaced by the rules'" in "\n".join(learnt.report.lines())
 
 
-# --------------------------------------------------------------------------------------------------
-# For other trainers
-# --------------------------------------------------------------------------------------------------
+# --- For other trainers ---------------------------------------------------------------------------
 def test_rows_for_other_trainers_are_those_of_training(tmp_path: Path) -> None:
     name = write_jsonl(tmp_path / "rows.jsonl", raw_rows(20))
     rows, data = load_rows(name, heldout_share=0.4), load(name)
@@ -278,9 +270,7 @@ def test_what_is_missing_in_rows_for_other_trainers_is_said(
         assert words in caplog.text
 
 
-# --------------------------------------------------------------------------------------------------
-# Duplicates and the split
-# --------------------------------------------------------------------------------------------------
+# --- Duplicates and the split ---------------------------------------------------------------------
 def test_duplicates_are_dropped_whatever_their_spacing(tmp_path: Path) -> None:
     lines = [environment_line(board) for board in boards(20)]
     again = [f"A: {lines[3]}", lines[4].replace("+", " + "), lines[5] + "<|endoftext|>"]
@@ -335,11 +325,7 @@ def test_held_out_rows_are_capped_by_task_and_the_rest_is_not_trained_on(tmp_pat
     assert capped.report.train == uncapped.report.train
 
 
-# --------------------------------------------------------------------------------------------------
-# Options
-# --------------------------------------------------------------------------------------------------
-
-
+# --- Options --------------------------------------------------------------------------------------
 def shares(environment: float) -> dict[str, float]:
     return {"environment": environment, "policy": 1 - environment}
 
@@ -364,9 +350,7 @@ def test_task_shares_are_reached_by_repeating_and_no_row_is_lost(
     assert mixed.report.train == plain.report.train  # counted before any repetition
 
 
-# --------------------------------------------------------------------------------------------------
-# A game's first two plies
-# --------------------------------------------------------------------------------------------------
+# --- A game's first two plies ---------------------------------------------------------------------
 def first_plies_of(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row["task"] == "environment" and is_first_ply(row)]
 
@@ -391,11 +375,7 @@ def test_the_first_two_plies_get_their_share_of_the_environment_rows(share: floa
     assert len(first_plies_of(rows)) / len(asked) == pytest.approx(share, abs=0.01)
 
 
-# --------------------------------------------------------------------------------------------------
-# Faults of the configuration
-# --------------------------------------------------------------------------------------------------
-
-
+# --- Faults of the configuration ------------------------------------------------------------------
 def test_keys_that_contradict_are_reported_together() -> None:
     wrong: dict[str, Any] = {"heldout_share": 1.5, "synthetic_shares": {"opennings": 1.0}}
     with pytest.raises(ConfigurationError) as caught:

@@ -60,9 +60,7 @@ def truth(stockfish: str) -> Truth:
     return each_alone(engine_arguments(stockfish))
 
 
-# --------------------------------------------------------------------------------------------------
-# The same values in any order, with any number of processes, fresh or used
-# --------------------------------------------------------------------------------------------------
+# --- The same values in any order, with any number of processes, fresh or used --------------------
 @pytest.mark.parametrize(
     ("workers", "order"),
     [(1, POSITIONS[::-1]), (2, POSITIONS[3:] + POSITIONS[:3]), (3, POSITIONS[::-1])],
@@ -91,9 +89,7 @@ def test_the_source_names_engine_options_and_limit(stockfish: str) -> None:
     assert source.limit == "depth 3 for the best 5 moves, 2 for the others"
 
 
-# --------------------------------------------------------------------------------------------------
-# Which position is asked
-# --------------------------------------------------------------------------------------------------
+# --- Which position is asked ----------------------------------------------------------------------
 def test_the_move_number_plays_no_part_and_the_halfmove_clock_does(stockfish: str) -> None:
     early, late, near_draw = (f"8/8/8/4k3/8/8/4P3/4K3 w - - {n}" for n in ("0 1", "0 77", "90 77"))
     assert position_asked(early) == position_asked(late) == early
@@ -151,9 +147,7 @@ def test_several_threads_may_ask_at_once(stockfish: str, truth: Truth) -> None:
     assert got == {name: [truth[p] for p in POSITIONS[name:]] for name in range(4)}
 
 
-# --------------------------------------------------------------------------------------------------
-# Engines that misbehave once
-# --------------------------------------------------------------------------------------------------
+# --- Engines that misbehave once ------------------------------------------------------------------
 HANGS = {"is silent", "is deaf", "plays an illegal move"}
 
 
@@ -196,9 +190,7 @@ def test_an_engine_that_was_killed_between_two_calls_is_replaced_without_a_wait(
     assert "no answer within" not in replaced
 
 
-# --------------------------------------------------------------------------------------------------
-# Engines that fail at a position for good
-# --------------------------------------------------------------------------------------------------
+# --- Engines that fail at a position for good -----------------------------------------------------
 def at(*positions: str) -> str:
     """The condition that one of them is asked, by its board."""
     boards = tuple(position.split(" ")[0] for position in positions)
@@ -263,11 +255,7 @@ def one_move(count: int) -> list[str]:
     return [f"7k/8/5K2/6Q1/8/8/8/8 b - - {clock} 1" for clock in range(count)]
 
 
-# --------------------------------------------------------------------------------------------------
-# No process is left behind
-# --------------------------------------------------------------------------------------------------
-
-
+# --- No process is left behind --------------------------------------------------------------------
 def test_a_cache_that_fails_leaves_no_engine(stockfish: str, tmp_path: Path) -> None:
     before = children()
     with pytest.raises(RookWorldError, match="engine_cache"):
@@ -343,11 +331,7 @@ def test_ctrl_c_ends_a_search_and_leaves_no_process(stockfish: str, tmp_path: Pa
     wait_until(lambda: gone(tmp_path))
 
 
-# --------------------------------------------------------------------------------------------------
-# Which engine
-# --------------------------------------------------------------------------------------------------
-
-
+# --- Which engine ---------------------------------------------------------------------------------
 def test_the_argument_goes_first_then_the_variable_then_the_path_then_the_usual_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

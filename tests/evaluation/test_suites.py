@@ -60,9 +60,7 @@ def policy() -> PolicySuite:
     return PolicySuite(300, 0)
 
 
-# --------------------------------------------------------------------------------------------------
-# Environment
-# --------------------------------------------------------------------------------------------------
+# --- Environment ----------------------------------------------------------------------------------
 RIGHT = {
     **dict.fromkeys(("exact", "next_state_exact", "position", "levenshtein"), 1.0),
     **dict.fromkeys(("reward", "terminated", "truncated"), 1.0),
@@ -132,9 +130,7 @@ def test_the_oracle_is_always_right(kind: Any) -> None:
         assert found.value == pytest.approx(best, abs=1e-9), name
 
 
-# --------------------------------------------------------------------------------------------------
-# Policy
-# --------------------------------------------------------------------------------------------------
+# --- Policy ---------------------------------------------------------------------------------------
 # Six moves are legal; in centipawns from the side to move.
 VALUES = {"a1a2": 100, "b1b2": 40, "c1c2": 0, "d1d2": -60, "e1e2": -300, "f1f2": -5000}
 NOTHING = dict.fromkeys(
@@ -183,9 +179,7 @@ def test_policy_metrics_by_hand(completion: str, expected: Mapping[str, float]) 
     assert found == pytest.approx({**NOTHING, **expected}, abs=1e-6)
 
 
-# --------------------------------------------------------------------------------------------------
-# Models under test
-# --------------------------------------------------------------------------------------------------
+# --- Models under test ----------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def nano() -> tuple[GPT2LMHeadModel, PreTrainedTokenizerBase]:
     model: Any = loading.load_model(loading.PACKAGED_MODEL).eval()
@@ -211,9 +205,7 @@ def test_a_batch_of_one_and_of_many_give_the_same_answers(
     assert suite.run(together).decoding == decoding.as_dict()
 
 
-# --------------------------------------------------------------------------------------------------
-# Training sets
-# --------------------------------------------------------------------------------------------------
+# --- Training sets --------------------------------------------------------------------------------
 def test_items_that_a_training_set_holds_are_left_out(tmp_path: Path) -> None:
     suite = EnvironmentSuite(60, 0)
     trained, prompt = next(iter(suite.items.items()))
@@ -236,9 +228,7 @@ def test_the_packaged_training_set_holds_no_test_position(policy: PolicySuite) -
         assert not trained & set(map(rules.position_key, suite.positions().values()))
 
 
-# --------------------------------------------------------------------------------------------------
-# Results
-# --------------------------------------------------------------------------------------------------
+# --- Results --------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("judged", "reason"),
     [

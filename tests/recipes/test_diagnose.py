@@ -71,9 +71,7 @@ def remedy(content: dict[str, Any]) -> str:
     return str(content["analysis"]["findings"][0]["remedy_keys"][0])
 
 
-# --------------------------------------------------------------------------------------------------
-# A healthy recipe
-# --------------------------------------------------------------------------------------------------
+# --- A healthy recipe -----------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def healthy(recipe: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("healthy")
@@ -221,9 +219,7 @@ def test_the_page_is_short_and_fits(browser: Browser, large: Path, width: int, s
     assert browser.ask("return performance.getEntriesByType('resource').length") == 0
 
 
-# --------------------------------------------------------------------------------------------------
-# Planted faults
-# --------------------------------------------------------------------------------------------------
+# --- Planted faults -------------------------------------------------------------------------------
 def leave_dropout_on(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -354,9 +350,7 @@ def test_frozen_weights(diagnose: Diagnose, monkeypatch: pytest.MonkeyPatch, onl
         assert rules(content)["gradient_zero"]["consequence_of"] == "nothing_trained"
 
 
-# --------------------------------------------------------------------------------------------------
-# Ways to run it
-# --------------------------------------------------------------------------------------------------
+# --- Ways to run it -------------------------------------------------------------------------------
 def test_one_batch_over_and_over_beside_another_diagnosis(
     diagnose: Diagnose, healthy: Path, tmp_path: Path
 ) -> None:

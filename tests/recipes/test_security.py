@@ -69,9 +69,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-# --------------------------------------------------------------------------------------------------
-# What a run writes
-# --------------------------------------------------------------------------------------------------
+# --- What a run writes ----------------------------------------------------------------------------
 def private(folder: Path) -> list[str]:
     """Files and folders that the usual umask would not have given these permissions."""
     return [
@@ -140,9 +138,7 @@ def test_a_token_as_a_key_is_refused_and_not_repeated(where: str, tmp_path: Path
     assert not (tmp_path / "run").exists()
 
 
-# --------------------------------------------------------------------------------------------------
-# Checkpoints from outside
-# --------------------------------------------------------------------------------------------------
+# --- Checkpoints from outside ---------------------------------------------------------------------
 class Bomb:
     """A pickle that makes a file when it is loaded."""
 
@@ -187,9 +183,7 @@ def test_a_sharded_checkpoint_is_only_taken_from_the_runs_own_folder(
         resume_point(str(folder), tmp_path / "other", resolved)
 
 
-# --------------------------------------------------------------------------------------------------
-# Pages
-# --------------------------------------------------------------------------------------------------
+# --- Pages ----------------------------------------------------------------------------------------
 NASTY = [
     "</script><script>window.ran=1</script>",
     "<img src=x onerror=window.ran=1>",
@@ -371,9 +365,7 @@ def test_a_browser_runs_nothing_of_a_page(
         assert said and all("Content Security Policy" in line for line in said)
 
 
-# --------------------------------------------------------------------------------------------------
-# Terminals
-# --------------------------------------------------------------------------------------------------
+# --- Terminals ------------------------------------------------------------------------------------
 def test_an_answer_cannot_drive_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,11 +56,7 @@ def write_sweep(path: Path, parameters: dict[str, Any], **keys: Any) -> None:
     path.write_text(yaml.safe_dump(content))
 
 
-# --------------------------------------------------------------------------------------------------
-# Draws
-# --------------------------------------------------------------------------------------------------
-
-
+# --- Draws ----------------------------------------------------------------------------------------
 def test_a_trial_is_the_same_whatever_the_count() -> None:
     parameters = {"beta": {"min": 0.0, "max": 1.0}, "seed": {"values": [1, 2, 3]}}
     assert sweep(parameters, count=9).trials()[:4] == sweep(parameters, count=4).trials()
@@ -91,9 +87,7 @@ def test_the_command_is_the_one_of_wandb_s_agent() -> None:
     assert words[3:] == [*theirs["args"], "--output_dir=runs/s/trial-000"]
 
 
-# --------------------------------------------------------------------------------------------------
-# Files
-# --------------------------------------------------------------------------------------------------
+# --- Files ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", [path.stem for path in RECIPES.glob("sweep_*.yaml")])
 def test_a_copied_sweep_is_wandb_s_format_and_its_trials_parse_outside_of_the_clone(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -178,9 +172,7 @@ def test_faults_of_a_distribution(spec: str) -> None:
         sweep({"beta": yaml.safe_load(spec)})
 
 
-# --------------------------------------------------------------------------------------------------
-# Trials
-# --------------------------------------------------------------------------------------------------
+# --- Trials ---------------------------------------------------------------------------------------
 def test_the_ranking_goes_by_the_goal_and_scores_no_failure(tmp_path: Path) -> None:
     records: list[dict[str, Any]] = [
         {"trial": f"trial-00{at}", "parameters": {"seed": at}, "minutes": 1.0, "score": score}

@@ -134,9 +134,7 @@ def test_errors_are_counted_by_kind() -> None:
     assert errors([]) == []
 
 
-# --------------------------------------------------------------------------------------------------
-# The page
-# --------------------------------------------------------------------------------------------------
+# --- The page -------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def one(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of one run with suites' results."""
@@ -211,9 +209,7 @@ def test_several_runs_side_by_side_on_a_phone(runs: Path, tmp_path: Path, browse
     assert len(set(strokes)) == 2
 
 
-# --------------------------------------------------------------------------------------------------
-# Runs with less
-# --------------------------------------------------------------------------------------------------
+# --- Runs with less -------------------------------------------------------------------------------
 def test_runs_with_other_rows_are_said_not_to_compare(runs: Path) -> None:
     one, other = read_runs([str(runs / name) for name in ("first", "resumed")])
     other.answers = other.answers[1:]
@@ -259,9 +255,7 @@ def test_what_is_no_run_is_one_message(config: str | None, tmp_path: Path) -> No
     assert ("resolved_config.yaml could not be read" in error) is is_broken
 
 
-# --------------------------------------------------------------------------------------------------
-# In a browser
-# --------------------------------------------------------------------------------------------------
+# --- In a browser ---------------------------------------------------------------------------------
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_plots_and_boards_are_seen(browser: Browser, one: Path, width: int, scheme: str) -> None:

@@ -69,9 +69,7 @@ class Fixed:
         return self.batches.pop(0)
 
 
-# --------------------------------------------------------------------------------------------------
-# The recipe's entry
-# --------------------------------------------------------------------------------------------------
+# --- The recipe's entry ---------------------------------------------------------------------------
 def test_all_faults_of_an_entry_are_reported_and_nothing_is_loaded() -> None:
     entry = {"name": "judge_small", "modle": "x", "scale": "log", "tasks": ["policies"]}
     faults = check_reward_specs([entry])
@@ -101,9 +99,7 @@ def test_a_judge_of_a_task_judges_that_task(folder: str) -> None:
     assert reward(prompts=[PROMPT], completions=[RIGHT]) == [None]
 
 
-# --------------------------------------------------------------------------------------------------
-# What is scored
-# --------------------------------------------------------------------------------------------------
+# --- What is scored -------------------------------------------------------------------------------
 def test_a_batch_of_unequal_lengths_scores_as_each_row_alone(
     folder: str, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,9 +194,7 @@ def test_it_keeps_its_own_precision(folder: str) -> None:
     assert reward([PROMPT], [RIGHT]) != pytest.approx(exact, abs=1e-4)
 
 
-# --------------------------------------------------------------------------------------------------
-# Scales
-# --------------------------------------------------------------------------------------------------
+# --- Scales ---------------------------------------------------------------------------------------
 def test_scales_and_a_batch_s_numbers_by_hand() -> None:
     scores = [0.0, 2.0, -800.0, None]
     assert fixed(scores)([PROMPT] * 4, [RIGHT] * 4) == scores
@@ -235,9 +229,7 @@ def test_rows_without_a_score_or_a_truth_count_in_no_mean() -> None:
     assert all(explain(dashboard_key(key)) for key in logged)
 
 
-# --------------------------------------------------------------------------------------------------
-# What is refused
-# --------------------------------------------------------------------------------------------------
+# --- What is refused ------------------------------------------------------------------------------
 def test_what_is_no_judge_is_refused_with_what_was_found(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
@@ -274,9 +266,7 @@ def test_what_is_no_judge_is_refused_with_what_was_found(
         assert words in str(caught.value) and repr(model) in str(caught.value)
 
 
-# --------------------------------------------------------------------------------------------------
-# In the trainer
-# --------------------------------------------------------------------------------------------------
+# --- In the trainer -------------------------------------------------------------------------------
 def test_a_judge_stays_as_it_is_while_the_policy_learns(
     build: Callable[..., Any], tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:

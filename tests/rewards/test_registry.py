@@ -24,9 +24,7 @@ FILL_IN_PROMPT = f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+0.001+0+0+"
 PERFECT = "M: g2g4 f2f4 h1g1 h2h4 g2g3 E: 1.0 1.0 0.0 0.5 0.0 B: g2g4"
 
 
-# --------------------------------------------------------------------------------------------------
-# Numbers
-# --------------------------------------------------------------------------------------------------
+# --- Numbers --------------------------------------------------------------------------------------
 # Right; en passant square named; suffix wrong but for `truncated`; the board unchanged; unreadable.
 ENVIRONMENT_COMPLETIONS = [
     f"{RIGHT_E4}<|endoftext|>",
@@ -154,9 +152,7 @@ def test_every_reward_has_numbers_here_and_its_name_stays() -> None:
     )  # dashboard keys: a new name breaks the boards of old runs
 
 
-# --------------------------------------------------------------------------------------------------
-# Rows that a reward does not apply to
-# --------------------------------------------------------------------------------------------------
+# --- Rows that a reward does not apply to ---------------------------------------------------------
 def test_a_mixed_batch_gets_none_for_the_other_task_and_an_empty_one_nothing() -> None:
     for reward in get_reward_funcs(NAMES):
         numbers = reward(
@@ -190,9 +186,7 @@ def test_rows_without_truth_are_a_share_of_the_rows_that_the_reward_judges() -> 
     assert logged == {"rewards/policy_best_move/without_truth": pytest.approx(1 / 3)}
 
 
-# --------------------------------------------------------------------------------------------------
-# Truth by the engine
-# --------------------------------------------------------------------------------------------------
+# --- Truth by the engine --------------------------------------------------------------------------
 def test_the_engine_is_asked_once_for_all_policy_rows_of_a_batch() -> None:
     labeller = FakeLabeller()
     (reward,) = get_reward_funcs(["policy_rank"], PolicyTruth(labeller))
@@ -271,11 +265,7 @@ def test_the_engine_and_its_values_stored_give_the_same_rewards(stockfish: str) 
     assert min(ranks) == 0 and max(ranks) == 1 and len(set(ranks)) > 5
 
 
-# --------------------------------------------------------------------------------------------------
-# The registry
-# --------------------------------------------------------------------------------------------------
-
-
+# --- The registry ---------------------------------------------------------------------------------
 def test_a_weight_is_the_trainers_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     get_reward_funcs(["environment_exact", {"name": "graduated", "weight": 1.0}])
     assert not caplog.messages

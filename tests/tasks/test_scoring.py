@@ -32,9 +32,7 @@ def policy(completion: str) -> Score:
     return score_policy(PAWN_VALUES, completion)
 
 
-# --------------------------------------------------------------------------------------------------
-# Environment
-# --------------------------------------------------------------------------------------------------
+# --- Environment ----------------------------------------------------------------------------------
 def test_the_right_answer_has_every_component_1() -> None:
     score = environment(AFTER_E4 + GOES_ON)
     assert dict(score) == dict.fromkeys(ENVIRONMENT_COMPONENTS, 1.0)
@@ -95,9 +93,7 @@ def test_position_is_the_first_four_fields_whatever_follows(completion: str, rig
     assert environment(completion)["position"] == float(right)
 
 
-# --------------------------------------------------------------------------------------------------
-# Lichess's formulas, https://lichess.org/page/accuracy
-# --------------------------------------------------------------------------------------------------
+# --- Lichess's formulas, https://lichess.org/page/accuracy ----------------------------------------
 @pytest.mark.parametrize(
     ("cp", "probability"),
     [
@@ -135,11 +131,7 @@ def test_move_accuracy(loss: float, accuracy: float) -> None:
     assert move_accuracy(loss) == pytest.approx(accuracy, abs=1e-6)
 
 
-# --------------------------------------------------------------------------------------------------
-# Policy
-# --------------------------------------------------------------------------------------------------
-
-
+# --- Policy ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("best", "quality", "regret", "rank"),
     [

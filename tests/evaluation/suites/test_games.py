@@ -77,9 +77,7 @@ def values(result: SuiteResult) -> dict[str, float]:
     return {name: value.value for name, value in result.metrics().items()}
 
 
-# --------------------------------------------------------------------------------------------------
-# Starting positions
-# --------------------------------------------------------------------------------------------------
+# --- Starting positions ---------------------------------------------------------------------------
 def test_openings_are_held_out_and_reached_by_their_moves() -> None:
     boards = openings(50, seed=0)
     assert len({rules.position_key(board.fen()) for board in boards}) == 50
@@ -110,9 +108,7 @@ def test_why_a_game_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ended(chess.Board("7k/5Q2/8/6K1/8/8/8/8 w - - 0 1"), "g5g6") == ("rules", 1)
 
 
-# --------------------------------------------------------------------------------------------------
-# Self-play
-# --------------------------------------------------------------------------------------------------
+# --- Self-play ------------------------------------------------------------------------------------
 SELF_PLAY = {
     # Fool's mate: two half-moves, finished.
     fen_after("f3", "e5"): "g2g4",
@@ -150,9 +146,7 @@ def test_self_play_by_hand(start_from: Start) -> None:
     assert result.n == 4
 
 
-# --------------------------------------------------------------------------------------------------
-# Closed loop
-# --------------------------------------------------------------------------------------------------
+# --- Closed loop ----------------------------------------------------------------------------------
 def states_with_errors(prompt: str) -> str:
     asked = parse_environment_prompt(prompt)
     right = write_environment_answer(rules.transition(asked.fen, asked.action))
@@ -204,9 +198,7 @@ def test_an_error_in_the_last_state_is_no_finish(start_from: Start) -> None:
     assert (right["finished"], right["state_error"], right["right_plies"]) == (1, 0, 1)
 
 
-# --------------------------------------------------------------------------------------------------
-# Against others
-# --------------------------------------------------------------------------------------------------
+# --- Against others -------------------------------------------------------------------------------
 def test_versus_by_hand(start_from: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     start_from(game_after("f3", "e5"), game_after("e4", "e5"))
     opponent = {
@@ -411,9 +403,7 @@ def test_an_engine_that_fails_ends_the_run_with_the_reason(
         suite.run(RandomMover())
 
 
-# --------------------------------------------------------------------------------------------------
-# Two processes
-# --------------------------------------------------------------------------------------------------
+# --- Two processes --------------------------------------------------------------------------------
 def launch_two(folder: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     words = (str(RECIPES / "evaluate.py"), "--output_file", "results.json", *words)
     return launch(*words, cwd=folder, code=code)

@@ -31,9 +31,7 @@ def only_policy_differs(prompts: list[str], **_: Any) -> list[float]:
     return [float(i % 2) if task_of(p) == P else 0.25 for i, p in enumerate(prompts)]
 
 
-# --------------------------------------------------------------------------------------------------
-# Which group stands where
-# --------------------------------------------------------------------------------------------------
+# --- Which group stands where ---------------------------------------------------------------------
 def test_places_are_filled_by_groups_of_their_task_first() -> None:
     first = drawn([P, E, P, E], [True, False, False, True])
     extra = drawn([P, E, P], [True, True, True])
@@ -63,9 +61,7 @@ def test_rounds_are_as_large_as_what_is_missing_asks_and_end() -> None:
     assert next_round([uneven], 2, most_extra=16) == 3, "the process that misses most: 2 / 0.75"
 
 
-# --------------------------------------------------------------------------------------------------
-# In the trainer
-# --------------------------------------------------------------------------------------------------
+# --- In the trainer -------------------------------------------------------------------------------
 @pytest.fixture
 def varied(build: Callable[..., Any]) -> Any:
     """A trainer on mixed rows whose rewards differ for policy prompts only, and a batch."""
@@ -236,9 +232,7 @@ def test_a_mixture_holds_in_every_batch(varied: Any) -> None:
     assert seen == [{P}, {E}, {P}, {E}]
 
 
-# --------------------------------------------------------------------------------------------------
-# Two processes
-# --------------------------------------------------------------------------------------------------
+# --- Two processes --------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What each of two processes has found."""

@@ -107,9 +107,7 @@ def build(make_trainer: Build, random_gpt2: Any, tokenizer: PreTrainedTokenizerB
     return make
 
 
-# --------------------------------------------------------------------------------------------------
-# Parity
-# --------------------------------------------------------------------------------------------------
+# --- Parity ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])
 def test_rows_of_all_sorts(kind: str, build: Build) -> None:
     trainer = build(kind)
@@ -191,9 +189,7 @@ def test_two_processes_one_of_which_has_nothing_to_learn(
         assert result["weights"] < 1e-5 < 1e-3 < result["moved"]
 
 
-# --------------------------------------------------------------------------------------------------
-# Rows that cannot move anything
-# --------------------------------------------------------------------------------------------------
+# --- Rows that cannot move anything ---------------------------------------------------------------
 def micro_batch(rows: Rows, advantages: list[float]) -> dict[str, torch.Tensor]:
     ids, mask, length = rows
     return {
@@ -270,9 +266,7 @@ def test_no_row_is_left_out_where_something_else_may_move(
     assert trainer.parts["shared_prompts"].idle(micro_batch(ROWS["groups"], SOME)) is None
 
 
-# --------------------------------------------------------------------------------------------------
-# Groups and micro-batches
-# --------------------------------------------------------------------------------------------------
+# --- Groups and micro-batches ---------------------------------------------------------------------
 def test_training_gets_whole_groups(build: Build) -> None:
     trainer = build(per_device_train_batch_size=4, gradient_accumulation_steps=4)
     trainer.model.train()
@@ -283,9 +277,7 @@ def test_training_gets_whole_groups(build: Build) -> None:
         assert len(batch["prompt_ids"].unique(dim=0)) == 1
 
 
-# --------------------------------------------------------------------------------------------------
-# Where prompts are not shared
-# --------------------------------------------------------------------------------------------------
+# --- Where prompts are not shared -----------------------------------------------------------------
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
