@@ -87,13 +87,10 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, undisturbed: Path) -> No
 
 
 def test_a_failed_task_is_named_and_can_be_repeated(
-    tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, undisturbed: Path, stockfish: str
 ) -> None:
-    stockfish = os.environ.get("STOCKFISH_PATH", "/usr/games/stockfish")
-    with pytest.raises(RookWorldError, match="no program '/nowhere/stockfish'"):
-        recipe("prepare_data").main(
-            argv(tmp_path, *on_tasks(2, "--engine_path", "/nowhere/stockfish"))
-        )
+    with pytest.raises(RookWorldError, match="no program '/nowhere/fish'"):
+        recipe("prepare_data").main(argv(tmp_path, *on_tasks(2, "--engine_path", "/nowhere/fish")))
     assert not (tmp_path / "out.parquet").exists()
     recipe("prepare_data").main(argv(tmp_path, *on_tasks(2, "--engine_path", stockfish)))
     assert table(tmp_path) == table(undisturbed)

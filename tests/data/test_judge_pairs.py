@@ -8,12 +8,14 @@ import pytest
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.judge_pairs import Pair, make_pairs, task_of_kind
 from rookworld_rlvr.data.loading import DataArguments, LoadedData, is_held_out, load_data
+from rookworld_rlvr.data.parsing import parse_raw
 from rookworld_rlvr.data.sources import PAIR_SHARES
+from rookworld_rlvr.data.synthesis import environment_row
 from rookworld_rlvr.tasks.environment import score_environment
 from rookworld_rlvr.tasks.fill_in import FILL_IN
 from rookworld_rlvr.tasks.policy import score_policy
 from rookworld_rlvr.tasks.registry import is_right
-from rookworld_rlvr.tasks.types import FILL_IN_FIELDS
+from rookworld_rlvr.tasks.types import FILL_IN_FIELDS, EnvironmentPrompt
 
 from ..rows import AFTER_E4, PAWN_VALUES, PAWNS, RIGHT_E4, START, column
 
@@ -22,28 +24,18 @@ EN_PASSANT = "rnbqkbnr/pppppppp/8/4P3/8/8/PPPP1PPP/RNBQKBNR b KQkq - 0 2"
 AFTER_D5 = "rnbqkbnr/ppp1pppp/8/3pP3/8/8/PPPP1PPP/RNBQKBNR w KQkq d6 0 3"
 
 
-def environment_row(fen: str, action: str) -> dict[str, Any]:
-    """With an answer that is wrong, which must not be taken."""
-    return {
-        "task": "environment",
-        "prompt": f"A: {fen}+{action}+{action}+",
-        "completion": f"{fen}+-1.0+0+1",
-        "fen": fen,
-        "action": action,
-        "history": [action],
-        "action_values": None,
+def asked(fen: str, action: str) -> dict[str, Any]:
+    """A row with an answer that is wrong, which must not be taken."""
+    row = environment_row(EnvironmentPrompt(fen, action, (action,)))
+    return {**row, "completion": f"{fen}+-1.0+0+1"}
+
+
+POLICY_ROW = parse_raw(
+    {
+        "text": f"P: {PAWNS} M: h2h3 E: 9.0 B: h2h3",
+        "action_values": column({**PAWN_VALUES, "h1g1": -200}),
     }
-
-
-POLICY_ROW: dict[str, Any] = {
-    "task": "policy",
-    "prompt": f"P: {PAWNS}",
-    "completion": " M: h2h3 E: 9.0 B: h2h3",
-    "fen": PAWNS,
-    "action": "",
-    "history": [],
-    "action_values": column({**PAWN_VALUES, "h1g1": -200}),
-}
+)
 
 
 def one(kind: str, row: dict[str, Any], seed: int = 0) -> Pair:
@@ -57,7 +49,7 @@ def rejected(kind: str, row: dict[str, Any], seeds: int = 40) -> set[str]:
 
 
 def test_kinds_by_hand() -> None:
-    row = environment_row(START, "e2e4")
+    row = asked(START, "e2e4")
     right = RIGHT_E4
     assert one("flags", row).chosen == right, "the rules' answer, not the data's"
     assert rejected("side_to_move", row) == {right.replace(" b ", " w ")}
@@ -72,10 +64,10 @@ def test_kinds_by_hand() -> None:
 
 
 def test_en_passant_is_named_where_no_capture_is_and_left_out_where_one_is() -> None:
-    assert rejected("en_passant", environment_row(START, "e2e4")) == {
+    assert rejected("en_passant", asked(START, "e2e4")) == {
         f"{AFTER_E4.replace(' - ', ' e3 ')}+0.001+0+0"
     }
-    pair = one("en_passant", environment_row(EN_PASSANT, "d7d5"))
+    pair = one("en_passant", asked(EN_PASSANT, "d7d5"))
     assert pair.chosen == f"{AFTER_D5}+0.001+0+0"
     assert pair.rejected == f"{AFTER_D5.replace(' d6 ', ' - ')}+0.001+0+0"
 
@@ -84,7 +76,7 @@ def test_a_kind_that_finds_no_row_is_named() -> None:
     with pytest.raises(
         RookWorldError, match=r"no environment row \(1 found\) .* kind 'en_passant'"
     ):
-        one("en_passant", environment_row(START, "g1f3"))
+        one("en_passant", asked(START, "g1f3"))
 
 
 def test_policy_pairs_are_right_and_wrong_by_the_values() -> None:

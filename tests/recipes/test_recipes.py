@@ -18,6 +18,7 @@ from rookworld_rlvr.tasks.registry import TASKS
 
 from .. import killed
 from ..conftest import RECIPES, history, script
+from ..rows import write_jsonl
 from ..training.test_cards import card_of, printed_by
 
 GRPO = sorted(RECIPES.glob("grpo_*.yaml"))
@@ -176,8 +177,7 @@ NO_KING = (
 def mixed_rows(path: Path, policy: list[str], environment: list[str]) -> str:
     """Rows of both tasks in turns, as RookWorld's data have them: in one column."""
     lines = random.Random(0).sample([*policy, *environment], len(policy) + len(environment))
-    path.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
-    return str(path)
+    return write_jsonl(path, lines)
 
 
 @pytest.fixture

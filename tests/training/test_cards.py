@@ -110,14 +110,8 @@ def written(
     ("kept", "words"),
     [
         ({"step": 0, "guard": {"overall": 0.1}}, "This is the starting model: no checkpoint that"),
-        (
-            {"guard": {"overall": 0.1}},
-            "of those that were saved and kept the guard it has the highest",
-        ),
-        (
-            {"greater_is_better": False},
-            "it has the lowest `overall` on these same rows. This makes",
-        ),
+        ({"guard": {"overall": 0.1}}, "that were saved and kept the guard it has the highest"),
+        ({"greater_is_better": False}, "it has the lowest `overall` on these same rows."),
         (
             {"metric_for_best_model": "suites/policy/expected_score"},
             "`suites/policy/expected_score`, an evaluation suite's, which has positions of its own.",

@@ -84,11 +84,7 @@ def test_a_reward_can_be_given_by_its_name(tmp_path: Path, given: str) -> None:
         ({"tasks": ["polcy"]}, (), ["polcy", "policy"]),
         ({"synthetic_shares": {"openings": 0.5}}, (), ["add up to 0.5"]),
         ({"metric_for_best_model": "environment/exat"}, (), ["environment/exact"]),
-        (
-            {"metric_for_best_model": "rewards/x"},
-            (),
-            ["does not choose; the usual ones are overall"],
-        ),
+        ({"metric_for_best_model": "rewards/x"}, (), ["does not choose; the usual ones"]),
         ({"disable_dropout": False}, (), ["disable_dropout"]),
         ({"synthetic_rows": None}, (), ["synthetic_rows", "value is missing"]),
         ({"load_in_4bit": True}, (), ["load_in_4bit"]),

@@ -75,14 +75,7 @@ def test_a_busy_process_on_another_machine_ends_too(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    machines = [
-        "--num_machines",
-        "2",
-        "--main_process_ip",
-        "127.0.0.1",
-        "--main_process_port",
-        port,
-    ]
+    machines = f"--num_machines 2 --main_process_ip 127.0.0.1 --main_process_port {port}".split()
     words = ["sampling", "1", "busy", *SMALL, "--output_dir", str(tmp_path)]
     launchers = [
         start(*machines, "--machine_rank", str(rank), *PLANTED, *words) for rank in range(2)

@@ -20,6 +20,7 @@ FEW = """
     --max_rows 300 --synthetic_rows 20 --heldout_rows 6 --max_steps 4 --logging_steps 1 --use_cpu
     --per_device_train_batch_size 8 --report_to none --output_dir run
 """.split()
+JUDGE = [*FEW, *"--synthetic_rows 100 --train_pairs 32 --heldout_pairs 4".split()]
 SMALL = [*FEW, *"--eval_steps 2 --save_steps 2 --max_completion_length 8".split()]
 
 
@@ -43,10 +44,7 @@ def signalled(
     [
         ("grpo.py", SMALL),
         ("sft.py", FEW),
-        (
-            "train_judge.py",
-            [*FEW, *"--synthetic_rows 100 --train_pairs 32 --heldout_pairs 4".split()],
-        ),
+        ("train_judge.py", JUDGE),
     ],
 )
 def test_sigterm_finishes_the_step_saves_and_says_how_to_go_on(

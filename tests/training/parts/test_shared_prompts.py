@@ -287,21 +287,12 @@ def test_training_gets_whole_groups(build: Build) -> None:
     ],
 )
 def test_what_cannot_share_says_so_once(
-    kind: str,
-    reason: str,
-    build: Build,
-    random_gpt2: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    capsys: pytest.CaptureFixture[str],
+    kind: str, reason: str, build: Build, random_gpt2: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, options = random_gpt2, {}
-    if kind == "gpt_neo":
-        model = tiny(kind, tokenizer)
-    elif kind == "eager":
-        model.set_attn_implementation("eager")
-    else:
-        tuned = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-        options = {"peft_config": tuned}
+    random_gpt2.set_attn_implementation("eager" if kind == "eager" else "sdpa")
+    tuned = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    options = {"peft_config": tuned} if kind == "prompt tuning" else {}
+    model = kind if kind == "gpt_neo" else random_gpt2
     assert "shared_prompts" not in build(model, **options).parts
     line = f"prompts are not shared: {reason}; each row is scored whole, as TRL does"
     assert capsys.readouterr().out.count(line) == 1
