@@ -1,7 +1,7 @@
 """Label a data set with the values of all legal moves, repair its answers, write it as Parquet.
 
 rookworld prepare --config prepare_policy
-rookworld prepare --config prepare_policy --cluster local   # or slurm, or ray: many tasks
+rookworld prepare --config prepare_policy --cluster local   # or slurm: many tasks
 
 If a run was stopped, start it again: it continues where it was.
 """

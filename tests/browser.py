@@ -1,7 +1,5 @@
 """Pages as they are seen: headless Chromium at a width, in a colour scheme and a medium."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

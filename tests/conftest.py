@@ -1,11 +1,11 @@
 """Real parts, small: the packaged data and tokenizer, and a GPT-2 with random weights."""
 
-from __future__ import annotations
-
 import contextlib
+import copy
 import gc
 import importlib
 import io
+import json
 import os
 import runpy
 import shutil
@@ -106,10 +106,13 @@ def recipe(name: str) -> Any:
         sys.path.pop(0)
 
 
-def script(name: str, *argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def script(
+    name: str, *argv: str, cwd: Path, code: int | None = 0
+) -> subprocess.CompletedProcess[str]:
     """A script of `recipes/` run as a user runs it, in this process, where all is imported already.
 
-    An exception that it lets through is raised: what a user would see as a traceback.
+    An exception that it lets through is raised: what a user would see as a traceback. It must end with
+    the exit code that is given; None stands for any.
     """
     out, err = io.StringIO(), io.StringIO()
     on_sigterm = signal.getsignal(signal.SIGTERM)
@@ -126,28 +129,44 @@ def script(name: str, *argv: str, cwd: Path) -> subprocess.CompletedProcess[str]
                 runpy.run_path(str(RECIPES / name), run_name="__main__")
     finally:
         signal.signal(signal.SIGTERM, on_sigterm)
-    code = ended.value.code
-    assert isinstance(code, int)
-    return subprocess.CompletedProcess([name, *argv], code, out.getvalue(), err.getvalue())
+    assert isinstance(ended.value.code, int)
+    done = subprocess.CompletedProcess(
+        [name, *argv], ended.value.code, out.getvalue(), err.getvalue()
+    )
+    return checked(done, code)
+
+
+def checked(
+    done: subprocess.CompletedProcess[str], code: int | None
+) -> subprocess.CompletedProcess[str]:
+    said = done.stdout[-3000:] + done.stderr[-3000:]
+    assert code in (None, done.returncode), said
+    assert code != 2 or "Traceback" not in done.stderr, said
+    return done
 
 
 def launch(
-    *words: str, processes: int = 2, cwd: Path = REPOSITORY, timeout: float = 240
+    *words: str, cwd: Path = REPOSITORY, timeout: float = 240, code: int | None = 0
 ) -> subprocess.CompletedProcess[str]:
-    """`accelerate launch` on the CPU, a core a process; a hang ends in `TimeoutExpired`."""
+    """`accelerate launch` of two processes on the CPU, a core each; a hang ends in `TimeoutExpired`."""
     launcher = str(Path(sys.executable).with_name("accelerate"))
     config = str(REPOSITORY / "accelerate_configs" / "cpu.yaml")
-    command = [launcher, "launch", "--config_file", config, "--num_processes", str(processes)]
+    command = [launcher, "launch", "--config_file", config, "--num_processes", "2"]
     command += ["--main_process_port", "0"]  # a free one: another test may launch at the same time
-    return subprocess.run(
-        [*command, *words],
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    return ran(*command, *words, cwd=cwd, timeout=timeout, code=code)
+
+
+def ran(*command: str, code: int | None = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, on one core; see `script` for its exit code."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    usual = {"env": env, "capture_output": True, "text": True, "check": False}
+    return checked(subprocess.run(command, **{**usual, **options}), code)
+
+
+def on_two(name: str, folder: Path, *words: str, timeout: float = 240) -> list[Any]:
+    """What `main` of a module of tests gives on each of two processes."""
+    launch("--module", "tests.on_two", f"tests.{name}", str(folder), *words, timeout=timeout)
+    return [json.loads((folder / f"process{rank}.json").read_text()) for rank in range(2)]
 
 
 @pytest.fixture(scope="session")
@@ -176,6 +195,14 @@ def random_gpt2(tokenizer: PreTrainedTokenizerBase) -> GPT2LMHeadModel:
             eos_token_id=tokenizer.eos_token_id,
         )
     )
+
+
+@pytest.fixture
+def start(random_gpt2: GPT2LMHeadModel, tokenizer: Any, tmp_path: Path) -> str:
+    """A folder with that model: a reference is loaded from where the policy came from."""
+    for part in (random_gpt2, tokenizer):
+        part.save_pretrained(tmp_path / "start")
+    return str(tmp_path / "start")
 
 
 def tiny_judge(tokenizer: PreTrainedTokenizerBase, **config: Any) -> GPT2ForSequenceClassification:
@@ -245,7 +272,10 @@ def packaged_trainer(
 
 @pytest.fixture
 def make_trainer(tmp_path: Path, packaged: LoadedData) -> Callable[..., GRPOTrainer]:
-    """Build a trainer on mixed rows; keywords go to the configuration, `kind` picks the class."""
+    """Build a trainer on mixed rows; keywords go to the configuration, `kind` picks the class.
+
+    Functions that are given as rewards have the weight 1 each.
+    """
 
     def make(
         model: Any,
@@ -259,7 +289,7 @@ def make_trainer(tmp_path: Path, packaged: LoadedData) -> Callable[..., GRPOTrai
     ) -> GRPOTrainer:
         defaults = {
             "output_dir": str(tmp_path / "run"),
-            "rewards": REWARDS,
+            "rewards": REWARDS[: len(reward_funcs or REWARDS)],
             "per_device_train_batch_size": 8,
             "per_device_eval_batch_size": 16,
             "num_generations": 4,
@@ -285,8 +315,26 @@ def make_trainer(tmp_path: Path, packaged: LoadedData) -> Callable[..., GRPOTrai
 def build(
     make_trainer: Callable[..., Any], random_gpt2: GPT2LMHeadModel, tokenizer: Any
 ) -> Callable[..., Any]:
-    """As `make_trainer`, of a model with random weights unless another is given."""
-    return lambda model=None, **options: make_trainer(model or random_gpt2, tokenizer, **options)
+    """As `make_trainer`, of a copy of the model with random weights unless another is given."""
+    return lambda model=None, **options: make_trainer(
+        model or copy.deepcopy(random_gpt2), tokenizer, **options
+    )
+
+
+def history(run: Path | str) -> list[dict[str, Any]]:
+    """What a run logged, read from its folder."""
+    logs: list[dict[str, Any]] = json.loads(Path(run, "trainer_state.json").read_text())[
+        "log_history"
+    ]
+    return logs
+
+
+def first_batch(trainer: Any) -> dict[str, Any]:
+    """The trainer's first batch, as it learns from it."""
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    batch: dict[str, Any] = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    return batch
 
 
 def mixed_rows(

@@ -1,7 +1,5 @@
 """Stockfish that misbehaves, and a labeller without any engine."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 import sys
@@ -15,8 +13,6 @@ import psutil
 
 from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.tasks.types import Values, ValueSource
-
-START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 
 # Few moves each, so that a search takes milliseconds; some stand one move apart.
 POSITIONS = (
@@ -42,9 +38,6 @@ def script(path: Path, body: str) -> str:
     return str(path)
 
 
-# --------------------------------------------------------------------------------------------------
-# Stockfish that misbehaves
-# --------------------------------------------------------------------------------------------------
 DEEDS = {
     "dies": "engine.kill(); os.kill(os.getpid(), signal.SIGKILL)",
     "dies in mid-search": "engine.stdin.write(b'go infinite\\n'); engine.stdin.flush(); "
@@ -141,9 +134,6 @@ def valued(place: Path) -> int:
     return total
 
 
-# --------------------------------------------------------------------------------------------------
-# No engine at all
-# --------------------------------------------------------------------------------------------------
 class FakeLabeller:
     """`Labeller`'s face: made-up values for every legal move, each call kept in `calls`.
 

@@ -1,7 +1,5 @@
 """A stand-in for the Hub: its HTTP interface as far as a push needs it, on a port of this machine."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -42,11 +40,8 @@ def stand_in() -> Iterator[Hub]:
     """A Hub that answers while the context is open."""
     hub = Hub()
 
-    class Handler(_Handler):
-        pass
-
-    Handler.hub = hub
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    handler = type("Handler", (_Handler,), {"hub": hub})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     hub.endpoint = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -60,15 +55,6 @@ def stand_in() -> Iterator[Hub]:
 
 class _Handler(BaseHTTPRequestHandler):
     hub: Hub
-
-    def do_GET(self) -> None:
-        self._answer()
-
-    def do_POST(self) -> None:
-        self._answer()
-
-    def do_PUT(self) -> None:
-        self._answer()
 
     def log_message(self, *args: Any) -> None:
         pass
@@ -84,6 +70,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(403, {"error": "Forbidden: the storage is full."})
         else:
             self._send(*self._do(path, body))
+
+    do_GET = do_POST = do_PUT = _answer
 
     def _do(self, path: str, body: bytes) -> tuple[int, Any]:
         hub = self.hub
@@ -123,9 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
         owner = given["organization"] or OWNER
         repository = f"{owner}/{given['name']}"
         if owner != OWNER:
-            return 403, {
-                "error": "You don't have the rights to create a model under this namespace"
-            }
+            return 403, {"error": "You don't have the rights to create a model here"}
         status = 409 if repository in self.hub.files else 200
         self.hub.files.setdefault(repository, {})
         return status, {"url": f"{self.hub.endpoint}/{repository}"}

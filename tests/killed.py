@@ -4,8 +4,6 @@ A server process imports everything once, and each run is forked from it, so tha
 imports. Only the files carry over from one run to the next.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import multiprocessing
@@ -127,9 +125,6 @@ def _die(delay: float) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-# --------------------------------------------------------------------------------------------------
-# What must be the same
-# --------------------------------------------------------------------------------------------------
 def outcome(folder: Path) -> dict[str, Any]:
     """All that a run leaves behind which does not tell the time."""
     names = ("heldout_answers_before.jsonl", "heldout_answers_after.jsonl", "health.jsonl")

@@ -1,7 +1,5 @@
 """A model that says what it is told to say, and remembers how it was asked."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from rookworld_rlvr.evaluation.suite import Answerer

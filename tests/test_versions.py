@@ -1,7 +1,5 @@
 """The lower bounds of pyproject.toml are the versions that `make oldest` installs, and CI runs it."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 

@@ -1,22 +1,15 @@
-"""Run by two processes: what each of them decided and sampled, as JSON.
+"""Run by two processes: what each of them decided and sampled.
 
-``process<rank>.json`` is of a few steps with every control on, ``tasks<rank>.json`` of one step on a
-batch of three tasks, each at a temperature of its own.
-
-accelerate launch --cpu --num_processes 2 tests/two_processes.py FOLDER [fail]
+That is in a few steps with every control on, and in one on a batch of three tasks, each at a
+temperature of its own.
 """
 
-from __future__ import annotations
-
-import json
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
 
-from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.judge import Judge, JudgeReward, JudgeSpec
@@ -32,8 +25,8 @@ TEMPERATURES = {"environment": 0.7, "policy": 1.0, "fill_in": 1.3}
 JUDGE = {"name": "judge", "model": "none", "scale": "sigmoid"}
 
 
-def main(argv: Sequence[str]) -> None:
-    folder, fails = Path(argv[0]), "fail" in argv
+def main(folder: Path, *words: str) -> dict[str, Any]:
+    fails = "fail" in words
     args = RookWorldGRPOConfig(
         output_dir=str(folder / "run"),
         rewards=[{"name": "environment_exact"}, {**JUDGE, "weight": 0.0}],
@@ -63,12 +56,7 @@ def main(argv: Sequence[str]) -> None:
 
     fewer: dict[str, Any] = {"max_rows": 2_000, "synthetic_rows": 100} if fails else {}
     data = load_data(
-        DataArguments(
-            tasks=[*TEMPERATURES],
-            **fewer,
-            heldout_rows=8,
-            synthetic_fill_in_rows=60,
-        )
+        DataArguments(tasks=[*TEMPERATURES], **fewer, heldout_rows=8, synthetic_fill_in_rows=60)
     )
     tokenizer = loading.load_tokenizer(loading.PACKAGED_MODEL)
     judge = JudgeReward(JudgeSpec(**JUDGE), Judge(tiny_judge(tokenizer), tokenizer))
@@ -80,14 +68,9 @@ def main(argv: Sequence[str]) -> None:
         {key: value for key, value in entry.items() if not (key.endswith(own) or "time/" in key)}
         for entry in trainer.state.log_history
     ]
-    parameter = next(trainer.model.parameters())
-    result = {
-        "state": trainer.parts["kl"].state(),
-        "logs": logs,
-        "weights": parameter.double().sum().item(),
-    }
-    (folder / f"process{rank}.json").write_text(json.dumps(result))
-    (folder / f"tasks{rank}.json").write_text(json.dumps(three_tasks(folder, data)))
+    weights = next(trainer.model.parameters()).double().sum().item()
+    run = {"state": trainer.parts["kl"].state(), "logs": logs, "weights": weights}
+    return {"run": run, "tasks": three_tasks(folder, data)}
 
 
 def letters(prompts: list[str], completions: list[str], **_: Any) -> list[float | None]:
@@ -151,7 +134,3 @@ def watch_rows(trainer: RookWorldGRPOTrainer) -> list[dict[str, Any]]:
     watched: Any = trainer
     watched.loss = watch
     return rows
-
-
-if __name__ == "__main__":
-    run_cli(main)

@@ -34,8 +34,7 @@ from ..engine.truth import PolicyTruth
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT
 from ..tasks.registry import TASKS
-from ..tasks.types import action_values_column as action_values_column
-from ..tasks.types import values_by_move
+from ..tasks.types import action_values_column, values_by_move
 from . import sources, synthesis
 from .parsing import parse_rows, quarantine, raw_rows
 from .sources import Malformed, Row, RowArguments

@@ -5,6 +5,7 @@ What a parsed row is, and what becomes of others, is said in `sources`.
 
 from __future__ import annotations
 
+import codecs
 import json
 import logging
 import operator
@@ -36,9 +37,6 @@ logging.getLogger("chess.pgn").setLevel(logging.CRITICAL)
 
 
 _LOGGER = logging.getLogger(__name__)
-
-
-_ENCODING = "utf-8-sig"  # with or without the mark that editors on Windows write
 
 
 def raw_rows(args: SourceArguments) -> Iterator[Row]:
@@ -86,7 +84,7 @@ def _open_dataset(args: SourceArguments) -> Any:
     if file.suffix.lower() == ".pgn":
         return pgn_positions(file)
     loader = sources.FILE_LOADERS[file.suffix.lower()]
-    options = {"encoding": _ENCODING} if loader == "text" else {}
+    options = {"encoding": encoding_of(file)} if loader == "text" else {}
     return datasets.load_dataset(loader, data_files=str(file), split="train", **options)
 
 
@@ -227,7 +225,7 @@ def pgn_positions(path: Path) -> Iterator[dict[str, Any]]:
     `action` is the move played and `history` the last moves up to and including it. Where a game
     cannot be read, there is a row with the reason as `fault` instead.
     """
-    with path.open(encoding=_ENCODING, errors="replace") as file:
+    with path.open(encoding=encoding_of(path), errors="replace") as file:
         for number in count(1):
             try:
                 if (game := chess.pgn.read_game(file)) is None:
@@ -238,6 +236,13 @@ def pgn_positions(path: Path) -> Iterator[dict[str, Any]]:
                     while file.readline().strip():  # its moves go on to an empty line
                         pass
                 yield {"fault": f"game {number}: {error}"}
+
+
+def encoding_of(file: Path) -> str:
+    """UTF-16 if the file begins with its byte order mark, else UTF-8, with or without one."""
+    with file.open("rb") as opened:
+        is_wide = opened.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    return "utf-16" if is_wide else "utf-8-sig"
 
 
 def game_positions(game: chess.pgn.Game) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,7 @@ from ..common.errors import RookWorldError
 from ..common.files import replace_text
 from ..common.settings import Checked, setting
 from ..common.stats import Estimate, Paired
-from ..data.loading import action_values_column, parsed_rows
+from ..data.loading import parsed_rows
 from ..data.prepare import write_parquet
 from ..data.sources import Malformed, Row, RowArguments, dataset_file, read_provenance
 from ..engine.arguments import EngineArguments
@@ -31,6 +31,7 @@ from ..reports.record import LEDGER, read_ledger, read_runs, round_cells
 from ..tasks import rules
 from ..tasks.policy import POLICY, write_policy_prompt
 from ..tasks.registry import task_of
+from ..tasks.types import action_values_column
 from .play import MOST_GAMES, is_open, new_positions, play, wrong_states
 
 _KEYS = "evolve.json"

@@ -1,7 +1,5 @@
 """An untrained model is written into a folder, from where supervised training goes on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import yaml
@@ -40,6 +38,5 @@ def test_what_it_writes_is_loaded_and_trained(tmp_path: Path, packaged: LoadedDa
     )
     assert whole[: len(prompt)] == prompt, "a prompt's tokens begin those of its row"
     assert tokenizer.decode(whole) == row["prompt"] + row["completion"]
-    done = script("sft.py", "--config", str(RECIPES / "sft_nano.yaml"), *FEW, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
+    script("sft.py", "--config", str(RECIPES / "sft_nano.yaml"), *FEW, cwd=tmp_path)
     assert "trained from `untrained`" in (tmp_path / "runs" / "sft_nano" / "README.md").read_text()

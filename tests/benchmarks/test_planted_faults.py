@@ -1,7 +1,5 @@
 """Planted faults: which rows they change, how, and that held-out rows stay right."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,14 +7,11 @@ from typing import Any
 import pytest
 
 from rookworld_rlvr.data.parsing import parse_raw
-from rookworld_rlvr.data.synthesis import (
-    environment_row,
-    first_plies,
-    is_first_ply,
-)
+from rookworld_rlvr.data.synthesis import environment_row, first_plies, is_first_ply
 from rookworld_rlvr.tasks.types import EnvironmentPrompt
 
 from ..conftest import recipe
+from ..rows import START
 from .test_gpu import benchmark
 
 planted = benchmark("planted_faults")
@@ -26,8 +21,6 @@ SMALL = """
     --model_name_or_path rookworld-nano --max_rows 400 --heldout_rows 5 --max_steps 1 --save_steps 1
     --warmup_steps 0 --per_device_train_batch_size 8 --use_cpu --report_to none --bf16 false
 """.split()
-
-START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 
 
 @pytest.mark.parametrize(

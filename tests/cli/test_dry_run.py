@@ -1,7 +1,5 @@
 """The answers that a dry run scores."""
 
-from __future__ import annotations
-
 import chess
 
 from rookworld_rlvr.cli.dry_run import KINDS, _answers

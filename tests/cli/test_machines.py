@@ -1,7 +1,5 @@
 """Several machines: the options, and two groups of processes on loopback, one of them killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

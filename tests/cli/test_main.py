@@ -1,7 +1,5 @@
 """The command `rookworld`: what it runs, what it copies, and that it works from a wheel alone."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -9,6 +7,7 @@ import site
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,21 +17,13 @@ from rookworld_rlvr.cli.main import command_line, main, recipes, usage
 from rookworld_rlvr.cli.run import MODULES, SCRIPTS
 from rookworld_rlvr.common.errors import ConfigurationError
 
-from ..conftest import RECIPES, REPOSITORY
+from ..conftest import RECIPES, REPOSITORY, ran
 
 
-def rookworld(*words: str, python: str = sys.executable, cwd: Path) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of the command."""
-    done = subprocess.run(
-        [python, "-c", "from rookworld_rlvr.cli.main import main; main()", *words],
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-    return done.returncode, done.stdout, done.stderr
+def rookworld(*words: str, python: str = sys.executable, cwd: Path, code: int = 0) -> Any:
+    """The command in a process of its own."""
+    main = "from rookworld_rlvr.cli.main import main; main()"
+    return ran(python, "-c", main, *words, cwd=cwd, timeout=240, code=code)
 
 
 def test_every_script_is_a_command_and_says_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,18 +42,12 @@ def test_every_script_is_a_command_and_says_what_it_does(monkeypatch: pytest.Mon
     [
         (["plai"], "'plai' is not a command; did you mean play"),
         (["grpo", "--num_processes"], "--num_processes: '' is not one value"),
-        (
-            ["grpo", "--accelerate_config", "gpus"],
-            "'gpus' is not a file or one of cpu, ",
-        ),
+        (["grpo", "--accelerate_config", "gpus"], "'gpus' is not a file or one of cpu, "),
         (["recipes", "copy", "grpo_mix"], "no recipe 'grpo_mix'; did you mean grpo_mixed"),
     ],
 )
 def test_faults_name_the_remedy(
-    words: list[str],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["rookworld", *words])
     monkeypatch.delattr(os, "execv")  # it would replace this process
@@ -87,9 +72,8 @@ def test_several_processes_are_launched() -> None:
 @pytest.mark.slow
 def test_a_fault_on_two_processes_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
     words = ["grpo", "--accelerate_config", "cpu", "--num_processes", "2", "--learning_rate", "-1"]
-    code, _, err = rookworld(*words, cwd=tmp_path)
-    assert code == 2
-    assert err.count("learning_rate: -1.0 is too small") == 1 and "Traceback" not in err
+    done = rookworld(*words, cwd=tmp_path, code=2)
+    assert done.stderr.count("learning_rate: -1.0 is too small") == 1
 
 
 @pytest.mark.slow
@@ -182,18 +166,16 @@ def test_a_wheel_trains_the_packaged_recipe_and_reports(
     from_a_wheel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)  # the clone would come before the wheel
-    code, out, _ = rookworld("recipes", "copy", "grpo_nano", python=from_a_wheel, cwd=tmp_path)
-    assert (code, out.strip()) == (0, "grpo_nano.yaml")
+    done = rookworld("recipes", "copy", "grpo_nano", python=from_a_wheel, cwd=tmp_path)
+    assert done.stdout.strip() == "grpo_nano.yaml"
     small = "--max_steps 1 --per_device_train_batch_size 16 --heldout_rows 6 --report_to none"
     for recipe in ([], ["--config", "grpo_nano.yaml"]):
         words = ["grpo", *recipe, *small.split(), "--output_dir", "run"]
-        code, out, err = rookworld(*words, python=from_a_wheel, cwd=tmp_path)
-        assert code == 0, err[-3000:]
+        out = rookworld(*words, python=from_a_wheel, cwd=tmp_path).stdout
         assert "held-out metric" in out
         command = f"{Path(from_a_wheel).with_name('rookworld')} report --run run"
         assert command in out, "what comes next, as it is typed here"
-    code, out, err = rookworld("report", "--run", "run", python=from_a_wheel, cwd=tmp_path)
-    assert code == 0, err[-3000:]
+    rookworld("report", "--run", "run", python=from_a_wheel, cwd=tmp_path)
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
     resolved = yaml.safe_load((tmp_path / "run" / "provenance.json").read_text())
     assert str(REPOSITORY) not in resolved["sessions"][0]["command"], "the wheel's own script"

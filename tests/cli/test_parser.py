@@ -1,7 +1,5 @@
 """What a script reads, what it says of its keys, and how it ends."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re
@@ -23,9 +21,6 @@ def grpo() -> parser.StrictParser:
     return parser.StrictParser(recipe("grpo").GROUPS, recipe("grpo").RECIPE)
 
 
-# --------------------------------------------------------------------------------------------------
-# Recipes
-# --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -37,22 +32,28 @@ def test_what_stops_all_else_is_the_only_fault(words: str, reason: str, tmp_path
     (tmp_path / "broken.yaml").write_text("rewards: [\nlearning_rate: -1\n")
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("")
-    done = script("grpo.py", *words.split(), cwd=tmp_path)
-    assert done.returncode == 2 and not done.stdout
+    done = script("grpo.py", *words.split(), cwd=tmp_path, code=2)
+    assert not done.stdout
     assert done.stderr.startswith("rookworld grpo: ") and reason in done.stderr
     assert "max_steps" not in done.stderr
 
 
-def test_what_ends_in_a_traceback_is_refused_before_anything_all_at_once(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+def test_all_mistakes_are_refused_at_once_before_anything(tmp_path: Path) -> None:
+    (tmp_path / "file.yaml").write_text(
+        "bf16: false\nlearning_rat: 1\nrewards: [enviroment_exact]\n"
+    )
     words = "--learning_rate -1 --report_to wnb --temperature -1 --top_p 2 --zero_variance kep --seed -1"
-    words += " --model_name_or_path nowhere --output_dir file/run"
-    done = script("grpo.py", *words.split(), cwd=tmp_path)
-    assert done.returncode == 2 and not done.stdout
+    words += " --model_name_or_path nowhere --output_dir file.yaml/run --dataset_name none.txt"
+    strange = ["--config", "file.yaml", "--max_steps", "many", "--no_such_key", "1"]
+    done = script("grpo.py", *words.split(), *strange, cwd=tmp_path, code=2)
+    assert not done.stdout, "nothing was loaded"
     faults = [line for line in done.stderr.splitlines() if line.startswith("  - ")]
-    keys = {fault.split()[1].rstrip(":") for fault in faults}
-    assert keys == {word[2:] for word in words.split() if word.startswith("--")}
-    assert list(tmp_path.iterdir()) == [tmp_path / "file"], "nothing is left behind"
+    keys = {word[2:] for word in words.split() if word.startswith("--")}
+    assert {fault.split()[1].rstrip(":") for fault in faults} > keys
+    assert f"{len(faults)} faults" in done.stderr and len(faults) == len(keys) + 4
+    for name in ("'learning_rat'", "enviroment_exact", "max_steps", "no_such_key"):
+        assert sum(name in fault for fault in faults) == 1, done.stderr
+    assert list(tmp_path.iterdir()) == [tmp_path / "file.yaml"], "nothing is left behind"
 
 
 def test_a_dashboard_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,9 +90,6 @@ def test_every_resolved_recipe_can_be_parsed(name: str, tmp_path: Path) -> None:
                 assert getattr(other, field.name) == value, field.name
 
 
-# --------------------------------------------------------------------------------------------------
-# Help
-# --------------------------------------------------------------------------------------------------
 def test_help_begins_with_what_people_turn_and_describes_any_key(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,9 +118,6 @@ def test_help_begins_with_what_people_turn_and_describes_any_key(
         shown("--help", "learning_rat")
 
 
-# --------------------------------------------------------------------------------------------------
-# Values
-# --------------------------------------------------------------------------------------------------
 def value_of(key: str, *words: str) -> object:
     """A key's value after a command line has been read."""
     usual = "--use_cpu --bf16 false --output_dir nowhere --max_steps 9".split()
@@ -167,34 +162,21 @@ def test_what_yaml_reads_otherwise_than_people_is_what_they_mean(
     assert value_of(line.split(":")[0], "--config", str(tmp_path / "recipe.yaml")) == value
 
 
-@pytest.mark.parametrize(
-    ("name", "line", "fault"),
-    [
-        ("recipe", "max_steps: ten", "recipe.yaml: .*max_steps.*: invalid int value: 'ten'"),
-        ("recipy", "seed: 1", "did you mean .*recipe.yaml"),
-    ],
-)
-def test_faults_of_a_recipe_name_the_file(name: str, line: str, fault: str, tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text(f"model_name_or_path: rookworld-nano\n{line}\n")
-    with pytest.raises(ConfigurationError, match=fault):
-        grpo().parse_strictly(["--config", str(tmp_path / f"{name}.yaml")])
+def test_faults_of_a_recipe_name_the_file(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("model_name_or_path: rookworld-nano\nmax_steps: ten\n")
+    said = "recipe.yaml: .*max_steps.*: invalid int value: 'ten'"
+    for name, fault in (("recipe", said), ("recipy", "did you mean .*recipe.yaml")):
+        with pytest.raises(ConfigurationError, match=fault):
+            grpo().parse_strictly(["--config", str(tmp_path / f"{name}.yaml")])
 
 
-# --------------------------------------------------------------------------------------------------
-# A model's own code
-# --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "line",
-    [
-        "trust_remote_code: 'yes'",
-        "model_init_kwargs: '{\"trust_remote_code\": true}'",
-    ],
+    "line", ["trust_remote_code: 'yes'", "model_init_kwargs: '{\"trust_remote_code\": true}'"]
 )
 def test_a_recipe_cannot_ask_for_a_models_code(line: str, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(f"{line}\n")
-    done = script("grpo.py", "--config", "recipe.yaml", "--dry_run", cwd=tmp_path)
-    key = line.split(":")[0]
-    assert done.returncode == 2 and f"recipe.yaml: {key}: " in done.stderr
+    done = script("grpo.py", "--config", "recipe.yaml", "--dry_run", cwd=tmp_path, code=2)
+    assert f"recipe.yaml: {line.split(':')[0]}: " in done.stderr
     assert "would let this file run code" in done.stderr
     assert "--trust_remote_code true on the command line" in done.stderr
 

@@ -1,7 +1,5 @@
 """Every command that the package prints, run as it stands, in a folder outside of the clone."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import shlex

@@ -1,7 +1,5 @@
 """How a script ends: alone, and among processes that share the launcher's store."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools
@@ -63,9 +61,6 @@ def gloo_threads(seconds: float = 0) -> list[str]:
     return [name for name in names if "gloo" in name]
 
 
-# --------------------------------------------------------------------------------------------------
-# Two processes
-# --------------------------------------------------------------------------------------------------
 def fails(argv: Sequence[str], error: BaseException, delay: float) -> None:
     """A script's `main` that waits before it raises."""
     run._PATIENCE_S = 5.0
@@ -132,9 +127,6 @@ def test_a_process_that_does_not_end_by_itself_is_ended(tmp_path: Path) -> None:
     assert said.count("process 1 ends, because process 0 failed (KeyError: 'planted')") == 1
 
 
-# --------------------------------------------------------------------------------------------------
-# One process
-# --------------------------------------------------------------------------------------------------
 def reduces(argv: Sequence[str], error: Exception | None) -> None:
     """A script's `main` that uses a process group."""
     distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
@@ -226,9 +218,6 @@ def test_without_a_launcher_one_gpu_of_several_is_used(
         assert ("--num_processes 8" in capsys.readouterr().out) is not bool(launcher)
 
 
-# --------------------------------------------------------------------------------------------------
-# Before it runs
-# --------------------------------------------------------------------------------------------------
 START = """
 import sys
 sys.argv = ["rookworld", "grpo", "--dry_run"]

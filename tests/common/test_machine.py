@@ -1,10 +1,7 @@
 """How many threads torch uses, and how they wait: by OpenMP's own account, and told in time."""
 
-from __future__ import annotations
-
 import ast
 import os
-import subprocess
 import sys
 
 import psutil
@@ -13,7 +10,7 @@ import torch
 
 from rookworld_rlvr.common.machine import SPINS, use_idle_cores
 
-from ..conftest import RECIPES
+from ..conftest import RECIPES, ran
 
 TRAINS = ("grpo", "sft", "train_judge", "diagnose", "evaluate")
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
@@ -64,13 +61,8 @@ def test_a_core_that_is_busy_is_left_alone(
 def test_openmp_is_told_unless_the_user_tells_it(given: dict[str, str], spins: int) -> None:
     """Torch's OpenMP, loaded after the module, as torch itself would load it."""
     kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    done = subprocess.run(
-        [sys.executable, "-c", OPENMP, os.path.join(torch.__path__[0], "lib")],
-        env={**kept, **given, "OMP_DISPLAY_ENV": "verbose"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    line = (sys.executable, "-c", OPENMP, os.path.join(torch.__path__[0], "lib"))
+    done = ran(*line, env={**kept, **given, "OMP_DISPLAY_ENV": "verbose"})
     assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
 
 

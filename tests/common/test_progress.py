@@ -1,7 +1,5 @@
 """What is shown of long work: a bar on a terminal, plain lines in a log."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

@@ -1,7 +1,5 @@
 """Keys that are declared with their bounds: each kind of bound, and all faults at once."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import MISSING, dataclass
 from typing import Any, Literal

@@ -1,19 +1,10 @@
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np
 import pytest
 
 from rookworld_rlvr.common import stats
-from rookworld_rlvr.common.stats import (
-    Kind,
-    estimate,
-    mcnemar,
-    paired,
-    permutation_test,
-    wilson,
-)
+from rookworld_rlvr.common.stats import Kind, estimate, mcnemar, paired, permutation_test, wilson
 
 
 def test_a_share_has_wilsons_interval() -> None:

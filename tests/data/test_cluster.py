@@ -1,7 +1,5 @@
 """Labelling by datatrove: what many tasks write is what one run writes, whatever dies on the way."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -63,9 +61,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# --------------------------------------------------------------------------------------------------
-# This machine
-# --------------------------------------------------------------------------------------------------
 def test_four_tasks_write_what_one_run_writes(tmp_path: Path, undisturbed: Path) -> None:
     recipe("prepare_data").main(argv(tmp_path, *on_tasks(4)))
     assert table(tmp_path) == table(undisturbed)
@@ -92,13 +87,10 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, undisturbed: Path) -> No
 
 
 def test_a_failed_task_is_named_and_can_be_repeated(
-    tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, undisturbed: Path, stockfish: str
 ) -> None:
-    stockfish = os.environ.get("STOCKFISH_PATH", "/usr/games/stockfish")
-    with pytest.raises(RookWorldError, match="no program '/nowhere/stockfish'"):
-        recipe("prepare_data").main(
-            argv(tmp_path, *on_tasks(2, "--engine_path", "/nowhere/stockfish"))
-        )
+    with pytest.raises(RookWorldError, match="no program '/nowhere/fish'"):
+        recipe("prepare_data").main(argv(tmp_path, *on_tasks(2, "--engine_path", "/nowhere/fish")))
     assert not (tmp_path / "out.parquet").exists()
     recipe("prepare_data").main(argv(tmp_path, *on_tasks(2, "--engine_path", stockfish)))
     assert table(tmp_path) == table(undisturbed)
@@ -126,9 +118,6 @@ def test_parts_of_different_engines_are_not_joined(tmp_path: Path) -> None:
         join_parquet(parts, tmp_path / "out.parquet", {})
 
 
-# --------------------------------------------------------------------------------------------------
-# kill -9
-# --------------------------------------------------------------------------------------------------
 def start(folder: Path) -> subprocess.Popen[bytes]:
     more = ("--engine_workers", "2", "--engine_depth", "9")
     words = [str(SCRIPT), *argv(folder, *on_tasks(4, *more))]
@@ -160,9 +149,6 @@ def test_killed_twice_it_goes_on_where_it_was(tmp_path: Path) -> None:
     assert sum(found["searches"].values()) == sum(expected["searches"].values())
 
 
-# --------------------------------------------------------------------------------------------------
-# Slurm
-# --------------------------------------------------------------------------------------------------
 SBATCH = """\
 #!{python}
 import pathlib, sys
@@ -258,9 +244,6 @@ def test_slurm_gets_no_task_twice(
     assert "#SBATCH --array=0-2\n" in again[0].read_text(), "the tasks that are left"
 
 
-# --------------------------------------------------------------------------------------------------
-# Bad input
-# --------------------------------------------------------------------------------------------------
 def faults(tmp_path: Path, *more: str) -> str:
     with pytest.raises(ConfigurationError) as caught:
         recipe("prepare_data").main(argv(tmp_path, *more))

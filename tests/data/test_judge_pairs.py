@@ -1,63 +1,41 @@
 """Pairs for a judge: the better answer is right, the worse one has the fault of its kind."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 
 import pytest
 
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.data.judge_pairs import (
-    Pair,
-    make_pairs,
-    task_of_kind,
-)
+from rookworld_rlvr.data.judge_pairs import Pair, make_pairs, task_of_kind
 from rookworld_rlvr.data.loading import DataArguments, LoadedData, is_held_out, load_data
+from rookworld_rlvr.data.parsing import parse_raw
 from rookworld_rlvr.data.sources import PAIR_SHARES
+from rookworld_rlvr.data.synthesis import environment_row
 from rookworld_rlvr.tasks.environment import score_environment
 from rookworld_rlvr.tasks.fill_in import FILL_IN
 from rookworld_rlvr.tasks.policy import score_policy
 from rookworld_rlvr.tasks.registry import is_right
-from rookworld_rlvr.tasks.types import FILL_IN_FIELDS
+from rookworld_rlvr.tasks.types import FILL_IN_FIELDS, EnvironmentPrompt
 
-START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
-AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
+from ..rows import AFTER_E4, PAWN_VALUES, PAWNS, RIGHT_E4, START, column
+
 # White's pawn stands on e5: after d7d5 it may take en passant, after a7a5 it may not.
 EN_PASSANT = "rnbqkbnr/pppppppp/8/4P3/8/8/PPPP1PPP/RNBQKBNR b KQkq - 0 2"
 AFTER_D5 = "rnbqkbnr/ppp1pppp/8/3pP3/8/8/PPPP1PPP/RNBQKBNR w KQkq d6 0 3"
 
 
-def environment_row(fen: str, action: str) -> dict[str, Any]:
-    """With an answer that is wrong, which must not be taken."""
-    return {
-        "task": "environment",
-        "prompt": f"A: {fen}+{action}+{action}+",
-        "completion": f"{fen}+-1.0+0+1",
-        "fen": fen,
-        "action": action,
-        "history": [action],
-        "action_values": None,
+def asked(fen: str, action: str) -> dict[str, Any]:
+    """A row with an answer that is wrong, which must not be taken."""
+    row = environment_row(EnvironmentPrompt(fen, action, (action,)))
+    return {**row, "completion": f"{fen}+-1.0+0+1"}
+
+
+POLICY_ROW = parse_raw(
+    {
+        "text": f"P: {PAWNS} M: h2h3 E: 9.0 B: h2h3",
+        "action_values": column({**PAWN_VALUES, "h1g1": -200}),
     }
-
-
-POLICY_ROW: dict[str, Any] = {
-    "task": "policy",
-    "prompt": "P: 7k/8/8/8/8/8/5PPP/7K w - - 0 1",
-    "completion": " M: h2h3 E: 9.0 B: h2h3",
-    "fen": "7k/8/8/8/8/8/5PPP/7K w - - 0 1",
-    "action": "",
-    "history": [],
-    "action_values": [
-        {"move": "f2f4", "cp": 100},
-        {"move": "g2g4", "cp": 100},
-        {"move": "h2h4", "cp": 50},
-        {"move": "f2f3", "cp": 0},
-        {"move": "g2g3", "cp": 0},
-        {"move": "h1g1", "cp": -200},
-        {"move": "h2h3", "cp": -300},
-    ],
-}
+)
 
 
 def one(kind: str, row: dict[str, Any], seed: int = 0) -> Pair:
@@ -70,14 +48,9 @@ def rejected(kind: str, row: dict[str, Any], seeds: int = 40) -> set[str]:
     return {one(kind, row, seed).rejected for seed in range(seeds)}
 
 
-# --------------------------------------------------------------------------------------------------
-# Environment
-# --------------------------------------------------------------------------------------------------
-
-
 def test_kinds_by_hand() -> None:
-    row = environment_row(START, "e2e4")
-    right = f"{AFTER_E4}+0.001+0+0"
+    row = asked(START, "e2e4")
+    right = RIGHT_E4
     assert one("flags", row).chosen == right, "the rules' answer, not the data's"
     assert rejected("side_to_move", row) == {right.replace(" b ", " w ")}
     assert rejected("flags", row) == {f"{AFTER_E4}+0.001+1+0", f"{AFTER_E4}+0.001+0+1"}
@@ -91,10 +64,10 @@ def test_kinds_by_hand() -> None:
 
 
 def test_en_passant_is_named_where_no_capture_is_and_left_out_where_one_is() -> None:
-    assert rejected("en_passant", environment_row(START, "e2e4")) == {
+    assert rejected("en_passant", asked(START, "e2e4")) == {
         f"{AFTER_E4.replace(' - ', ' e3 ')}+0.001+0+0"
     }
-    pair = one("en_passant", environment_row(EN_PASSANT, "d7d5"))
+    pair = one("en_passant", asked(EN_PASSANT, "d7d5"))
     assert pair.chosen == f"{AFTER_D5}+0.001+0+0"
     assert pair.rejected == f"{AFTER_D5.replace(' d6 ', ' - ')}+0.001+0+0"
 
@@ -103,12 +76,9 @@ def test_a_kind_that_finds_no_row_is_named() -> None:
     with pytest.raises(
         RookWorldError, match=r"no environment row \(1 found\) .* kind 'en_passant'"
     ):
-        one("en_passant", environment_row(START, "g1f3"))
+        one("en_passant", asked(START, "g1f3"))
 
 
-# --------------------------------------------------------------------------------------------------
-# Policy
-# --------------------------------------------------------------------------------------------------
 def test_policy_pairs_are_right_and_wrong_by_the_values() -> None:
     # f2f4 and g2g4 are worth the same; another row's answer is what a wrong one may go on as.
     for seed in range(40):
@@ -119,24 +89,14 @@ def test_policy_pairs_are_right_and_wrong_by_the_values() -> None:
         assert score_policy(values, pair.chosen)["best_move_hit"] == 1
 
 
-# --------------------------------------------------------------------------------------------------
-# Fill-in
-# --------------------------------------------------------------------------------------------------
 def test_in_every_field_the_better_answer_fits_and_the_worse_does_not() -> None:
-    args = DataArguments(
-        dataset_name="rookworld-nano-fill-in", tasks=["fill_in"], max_rows=1500, heldout_rows=150
-    )
-    rows = load_data(args).heldout.to_list()
+    options = {"dataset_name": "rookworld-nano-fill-in", "tasks": ["fill_in"]}
+    rows = load_data(DataArguments(**options, max_rows=300, heldout_share=0.5)).heldout.to_list()
     pairs = make_pairs(rows, 120, {"fill_in": 1.0}, seed=0)
     for pair in pairs:
         assert is_right(pair.prompt, pair.chosen) and not is_right(pair.prompt, pair.rejected), pair
         assert pair.kind == f"fill_in_{FILL_IN.part({'prompt': pair.prompt})}"
     assert {pair.kind for pair in pairs} == {f"fill_in_{field}" for field in FILL_IN_FIELDS}
-
-
-# --------------------------------------------------------------------------------------------------
-# Lists
-# --------------------------------------------------------------------------------------------------
 
 
 def test_pairs_of_the_packaged_rows(packaged: LoadedData) -> None:

@@ -1,7 +1,5 @@
 """Files are written here from python-chess games, and loaded as a user would load them."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -13,11 +11,7 @@ import chess
 import pytest
 from datasets import Dataset
 
-from rookworld_rlvr.common.errors import (
-    ConfigurationError,
-    NotationError,
-    RookWorldError,
-)
+from rookworld_rlvr.common.errors import ConfigurationError, NotationError, RookWorldError
 from rookworld_rlvr.data.loading import (
     HELDOUT_SHARE,
     DataArguments,
@@ -31,28 +25,18 @@ from rookworld_rlvr.data.sources import check_dataset_name
 from rookworld_rlvr.data.synthesis import is_first_ply
 from rookworld_rlvr.tasks import rules
 
+from ..rows import AFTER_E4, PAWNS, RIGHT_E4, START, column, write_jsonl
+
 Row = dict[str, Any]
 
-START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
-AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
-E4 = f"{START}+e2e4+e2e4+{AFTER_E4}+0.001+0+0"  # without its prefix, as in the public data
-
-PAWNS_FEN = "7k/8/8/8/8/8/5PPP/7K w - - 0 1"
-PAWNS_VALUES = [
-    {"move": "g2g4", "cp": 100},
-    {"move": "f2f4", "cp": 90},
-    {"move": "h2h4", "cp": 50},
-    {"move": "f2f3", "cp": 0},
-    {"move": "g2g3", "cp": 0},
-    {"move": "h1g1", "cp": -10},
-    {"move": "h2h3", "cp": -300},
-]
-PAWNS_ROW = f"P: {PAWNS_FEN} M: g2g4 f2f4 E: 1.0 0.9 B: g2g4"
+E4 = f"{START}+e2e4+e2e4+{RIGHT_E4}"  # without its prefix, as in the public data
+PAWNS_VALUES = column(
+    {"g2g4": 100, "f2f4": 90, "h2h4": 50, "f2f3": 0, "g2g3": 0, "h1g1": -10, "h2h3": -300}
+)
+PAWNS_ROW = f"P: {PAWNS} M: g2g4 f2f4 E: 1.0 0.9 B: g2g4"
 
 
-# --------------------------------------------------------------------------------------------------
-# Raw rows
-# --------------------------------------------------------------------------------------------------
+# --- Raw rows -------------------------------------------------------------------------------------
 def boards(n: int, seed: int = 0) -> list[chess.Board]:
     """Different positions after one to six random plies, not in check, so that steps are many."""
     rng = random.Random(seed)
@@ -75,7 +59,7 @@ def environment_line(board: chess.Board, move: chess.Move | None = None) -> str:
 def policy_raw(board: chess.Board) -> Row:
     """A row whose first legal move is the best, the next a little worse, and so on."""
     moves = [move.uci() for move in board.legal_moves]
-    values = [{"move": move, "cp": 50 - 10 * index} for index, move in enumerate(moves)]
+    values = column({move: 50 - 10 * index for index, move in enumerate(moves)})
     # In another order than best first: the third stands first.
     top = [2, 0, 1]
     text = (
@@ -85,19 +69,15 @@ def policy_raw(board: chess.Board) -> Row:
     return {"text": text, "action_values": values}
 
 
-def raw_rows(n: int, seed: int = 0) -> list[Row]:
+def raw_rows(n: int) -> list[Row]:
     """`n` environment and `n` policy rows in turn, none of them from the same position."""
-    found = boards(2 * n, seed)
-    rows: list[Row] = []
-    for one, other in zip(found[:n], found[n:], strict=True):
-        rows.append({"text": environment_line(one), "action_values": None})
-        rows.append(policy_raw(other))
-    return rows
-
-
-def jsonl(path: Path, rows: list[Row]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    found = iter(boards(2 * n))
+    pairs = zip(found, found, strict=True)
+    return [
+        row
+        for one, other in pairs
+        for row in ({"text": environment_line(one), "action_values": None}, policy_raw(other))
+    ]
 
 
 def text_file(path: Path, lines: list[str]) -> str:
@@ -119,18 +99,15 @@ def position(fen: str) -> str:
     return " ".join(fen.split(" ")[:4])
 
 
-# --------------------------------------------------------------------------------------------------
-# Files
-# --------------------------------------------------------------------------------------------------
+# --- Files ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet", "txt"])
 def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
     raws = raw_rows(20)
     path = tmp_path / f"rows.{suffix}"
     if suffix == "jsonl":
         prompt, completion = re.split(r"(?<=\+)(?=[^+]*\+[^+]*\+.\+.$)", raws[0]["text"])
-        jsonl(
-            path, [{**raws[0], "text": None, "prompt": prompt, "completion": completion}, *raws[1:]]
-        )
+        halves = {**raws[0], "text": None, "prompt": prompt, "completion": completion}
+        write_jsonl(path, [halves, *raws[1:]])
     elif suffix == "parquet":
         Dataset.from_list(raws).to_parquet(str(path))
     else:
@@ -159,7 +136,7 @@ def test_rows_without_a_prefix_are_environment_rows() -> None:
     assert row == {
         "task": "environment",
         "prompt": f"A: {START}+e2e4+e2e4+",
-        "completion": f"{AFTER_E4}+0.001+0+0",
+        "completion": RIGHT_E4,
         "fen": START,
         "action": "e2e4",
         "history": ["e2e4"],
@@ -183,9 +160,7 @@ def test_values_that_do_not_fit_the_position_are_refused(values: Any, reason: st
         parse_raw({"text": PAWNS_ROW, "action_values": values})
 
 
-# --------------------------------------------------------------------------------------------------
-# Quarantine
-# --------------------------------------------------------------------------------------------------
+# --- Quarantine -----------------------------------------------------------------------------------
 def spoilt_file(tmp_path: Path) -> str:
     """36 good lines and four bad ones: 1, 11, 22 and 40."""
     lines = [environment_line(board) for board in boards(36)]
@@ -216,24 +191,23 @@ def test_malformed_rows_go_to_a_file_with_their_reasons(tmp_path: Path) -> None:
 
 def test_more_malformed_rows_than_the_share_stop_the_run(tmp_path: Path) -> None:
     quarantine = tmp_path / "quarantine.jsonl"
-    with pytest.raises(RookWorldError) as caught:
+    with pytest.raises(
+        RookWorldError, match=r"3 of 40 rows.*max_quarantined_share=0\.07"
+    ) as caught:
         load(spoilt_file(tmp_path), quarantine, max_quarantined_share=0.07)
-    message = str(caught.value)
-    assert "3 of 40 rows" in message
-    assert "max_quarantined_share=0.07" in message
-    assert str(quarantine) in message
+    assert str(quarantine) in str(caught.value)
     assert len(quarantine.read_text().splitlines()) == 4  # to look at, run or no run
 
 
 def generated_file(tmp_path: Path) -> str:
     """40 right rows, and 20 as the public generator makes them after an illegal move."""
     lines = [environment_line(board) for board in boards(40)]
-    kingless = "rnbq1bnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQ - {n} 9"
-    lines += [f"{kingless.format(n=n)}+e2e4+e2e4+{AFTER_E4}+0.001+0+0" for n in range(10)]
-    behind_check = "4k3/4R3/8/8/8/8/8/4K3 w - - {n} 9"
-    lines += [f"{behind_check.format(n=n)}+e1e2+e1e2+{AFTER_E4}+0.001+0+0" for n in range(5)]
-    on_back_rank = "4k2P/8/8/8/8/8/8/4K3 w - - {n} 9"
-    lines += [f"{on_back_rank.format(n=n)}+e1e2+e1e2+{AFTER_E4}+0.001+0+0" for n in range(5)]
+    for board, count in (
+        ("rnbq1bnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQ", 10),
+        ("4k3/4R3/8/8/8/8/8/4K3 w -", 5),
+        ("4k2P/8/8/8/8/8/8/4K3 w -", 5),
+    ):
+        lines += [f"{board} - {n} 9+e1e2+e1e2+{RIGHT_E4}" for n in range(count)]
     return text_file(tmp_path / "rows.txt", lines)
 
 
@@ -275,11 +249,9 @@ def test_what_is_learnt_is_what_the_rules_say(tmp_path: Path) -> None:
     assert "environment answers replaced by the rules'" in "\n".join(learnt.report.lines())
 
 
-# --------------------------------------------------------------------------------------------------
-# For other trainers
-# --------------------------------------------------------------------------------------------------
+# --- For other trainers ---------------------------------------------------------------------------
 def test_rows_for_other_trainers_are_those_of_training(tmp_path: Path) -> None:
-    name = jsonl(tmp_path / "rows.jsonl", raw_rows(20))
+    name = write_jsonl(tmp_path / "rows.jsonl", raw_rows(20))
     rows, data = load_rows(name, heldout_share=0.4), load(name)
     assert rows["train"][:] == data.train[:]
     assert rows["test"][:] == data.heldout[:]
@@ -298,9 +270,7 @@ def test_what_is_missing_in_rows_for_other_trainers_is_said(
         assert words in caplog.text
 
 
-# --------------------------------------------------------------------------------------------------
-# Duplicates and the split
-# --------------------------------------------------------------------------------------------------
+# --- Duplicates and the split ---------------------------------------------------------------------
 def test_duplicates_are_dropped_whatever_their_spacing(tmp_path: Path) -> None:
     lines = [environment_line(board) for board in boards(20)]
     again = [f"A: {lines[3]}", lines[4].replace("+", " + "), lines[5] + "<|endoftext|>"]
@@ -324,7 +294,7 @@ def test_no_position_is_in_both_splits_whatever_the_action_the_task_or_the_clock
         moves = list(board.legal_moves)
         rows += [{"text": environment_line(board, move)} for move in moves[:3]]
         rows += [{"text": environment_line(later, moves[3])}, {"text": policy_raw(board)["text"]}]
-    data = load(jsonl(tmp_path / "rows.jsonl", rows))
+    data = load(write_jsonl(tmp_path / "rows.jsonl", rows))
 
     train, heldout = (
         [position(row["fen"]) for row in split] for split in (data.train, data.heldout)
@@ -347,7 +317,7 @@ def test_held_out_positions_follow_the_share_and_nest() -> None:
 
 
 def test_held_out_rows_are_capped_by_task_and_the_rest_is_not_trained_on(tmp_path: Path) -> None:
-    name = jsonl(tmp_path / "rows.jsonl", raw_rows(30))
+    name = write_jsonl(tmp_path / "rows.jsonl", raw_rows(30))
     uncapped = load(name)
     capped = load(name, heldout_rows=4)
     assert capped.report.heldout == {"environment": 4, "policy": 4}
@@ -355,11 +325,7 @@ def test_held_out_rows_are_capped_by_task_and_the_rest_is_not_trained_on(tmp_pat
     assert capped.report.train == uncapped.report.train
 
 
-# --------------------------------------------------------------------------------------------------
-# Options
-# --------------------------------------------------------------------------------------------------
-
-
+# --- Options --------------------------------------------------------------------------------------
 def shares(environment: float) -> dict[str, float]:
     return {"environment": environment, "policy": 1 - environment}
 
@@ -374,7 +340,7 @@ def test_shares_of_tasks_that_are_left_out_do_not_count() -> None:
 def test_task_shares_are_reached_by_repeating_and_no_row_is_lost(
     tmp_path: Path, share: float
 ) -> None:
-    name = jsonl(tmp_path / "rows.jsonl", raw_rows(30))
+    name = write_jsonl(tmp_path / "rows.jsonl", raw_rows(30))
     plain, mixed = load(name), load(name, task_shares=shares(share))
     tasks = Counter(mixed.train["task"])
     assert tasks["environment"] / tasks.total() == pytest.approx(share, abs=0.02)
@@ -384,9 +350,7 @@ def test_task_shares_are_reached_by_repeating_and_no_row_is_lost(
     assert mixed.report.train == plain.report.train  # counted before any repetition
 
 
-# --------------------------------------------------------------------------------------------------
-# A game's first two plies
-# --------------------------------------------------------------------------------------------------
+# --- A game's first two plies ---------------------------------------------------------------------
 def first_plies_of(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row["task"] == "environment" and is_first_ply(row)]
 
@@ -401,12 +365,9 @@ def test_the_first_two_plies_are_420_rows_of_21_positions_and_some_are_held_out(
     assert START in train.values(), "and the 20 positions after White's first move"
 
 
-FIRST_PLIES: dict[str, Any] = {"max_rows": 300, "synthetic_rows": 300, "first_plies_share": 0.3}
-
-
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_the_first_two_plies_get_their_share_of_the_environment_rows(share: float) -> None:
-    options = {**FIRST_PLIES, "first_plies_share": share}
+    options = {"max_rows": 300, "synthetic_rows": 300, "first_plies_share": share}
     data = load("rookworld-nano-openings", heldout_share=0.1, task_shares=shares(0.6), **options)
     rows = data.train.to_list()
     asked = [row for row in rows if row["task"] == "environment"]
@@ -414,26 +375,14 @@ def test_the_first_two_plies_get_their_share_of_the_environment_rows(share: floa
     assert len(first_plies_of(rows)) / len(asked) == pytest.approx(share, abs=0.01)
 
 
-# --------------------------------------------------------------------------------------------------
-# Faults of the configuration
-# --------------------------------------------------------------------------------------------------
-
-
+# --- Faults of the configuration ------------------------------------------------------------------
 def test_keys_that_contradict_are_reported_together() -> None:
+    wrong: dict[str, Any] = {"heldout_share": 1.5, "synthetic_shares": {"opennings": 1.0}}
     with pytest.raises(ConfigurationError) as caught:
-        DataArguments(
-            dataset_name="rookworld-nano-opening",
-            tasks=["policy"],
-            heldout_share=1.5,
-            synthetic_shares={"opennings": 1.0},
-        )
-    assert len(caught.value.faults) == 3
-    for words in (
-        "did you mean rookworld-nano-openings",
-        "heldout_share: 1.5",
-        "'opennings' is not a valid kind; did you mean openings",
-    ):
-        assert words in str(caught.value)
+        DataArguments(dataset_name="rookworld-nano-opening", tasks=["policy"], **wrong)
+    name, kind, share = caught.value.faults
+    assert "did you mean rookworld-nano-openings" in name and "heldout_share: 1.5" in share
+    assert "'opennings' is not a valid kind; did you mean openings" in kind
     with pytest.raises(ConfigurationError, match="load_rows: no option 'task'; did you mean tasks"):
         load_rows(task=["policy"])
 
@@ -478,27 +427,18 @@ def test_an_empty_split_stops_the_run(tmp_path: Path, options: dict[str, Any], w
 
 def test_the_quarantine_of_mended_data_goes_away(tmp_path: Path) -> None:
     """Else the next run would take it for its own."""
-    file, quarantine = tmp_path / "rows.txt", tmp_path / "quarantine.jsonl"
-    file.write_text("no row\n")
-    args = DataArguments(
-        dataset_name=str(file),
-        tasks=["environment"],
-        heldout_share=0.5,
-        max_quarantined_share=1.0,
-        synthetic_rows=50,
-    )
-    load_data(args, quarantine)
+    name, quarantine = text_file(tmp_path / "rows.txt", ["no row"]), tmp_path / "quarantine.jsonl"
+    options = {"tasks": ["environment"], "max_quarantined_share": 1.0, "synthetic_rows": 50}
+    load(name, quarantine, **options)
     assert "no row" in quarantine.read_text()
-    file.write_text(f"{E4}\n")
-    load_data(args, quarantine)
+    load(text_file(tmp_path / "rows.txt", [E4]), quarantine, **options)
     assert not quarantine.exists()
 
 
 def test_mirror_images_are_new_positions_with_the_same_values() -> None:
-    options: dict[str, Any] = {"tasks": ["policy"], "max_rows": 1000}
     plain, both = (
-        load("rookworld-nano-openings", **options),
-        load("rookworld-nano-openings", mirror=True, **options),
+        load("rookworld-nano-openings", tasks=["policy"], max_rows=1000, mirror=mirror)
+        for mirror in (False, True)
     )
     images = list(both.train)[len(plain.train) :]
     assert 0.5 * len(plain.train) < len(images) <= len(plain.train)
@@ -512,7 +452,6 @@ def test_mirror_images_are_new_positions_with_the_same_values() -> None:
         assert [v["cp"] for v in image["action_values"]] == [v["cp"] for v in row["action_values"]]
         moves = {v["move"] for v in image["action_values"]}
         assert moves == set(rules.legal_moves(image["fen"])), "of each legal move"
-        best = chess.Move.from_uci(image["action_values"][0]["move"])
-        same = chess.Move.from_uci(row["action_values"][0]["move"])
+        best, same = (chess.Move.from_uci(r["action_values"][0]["move"]) for r in (image, row))
         assert chess.square_mirror(best.from_square) == same.from_square
         assert chess.square_mirror(best.to_square) == same.to_square

@@ -1,7 +1,5 @@
 """Rows that were made or parsed are kept by datasets, until anything that they follow from changes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,9 +68,6 @@ def test_rows_are_made_once_until_anything_that_they_follow_from_changes(
         assert made_rows(arguments()) == first and made, name
 
 
-# --------------------------------------------------------------------------------------------------
-# Rows of a file
-# --------------------------------------------------------------------------------------------------
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> list[int]:
     """A one for each row that was parsed."""

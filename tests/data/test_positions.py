@@ -1,7 +1,5 @@
 """Data sets of the user's own: prompts alone, FENs, EPDs, games, other columns, a held-out set."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import islice
@@ -20,10 +18,13 @@ from rookworld_rlvr.data.parsing import (
     parse_raw,
     parse_rows,
     pgn_positions,
+    raw_rows,
 )
-from rookworld_rlvr.data.sources import Malformed, RowArguments
+from rookworld_rlvr.data.sources import Malformed, RowArguments, SourceArguments
 from rookworld_rlvr.data.synthesis import environment_prompts, environment_row, opening_positions
 from rookworld_rlvr.tasks.registry import is_right
+
+from ..rows import PAWN_VALUES, PAWNS, START, column, write_jsonl
 
 GAMES = """[Event "Scholar"]
 
@@ -43,17 +44,12 @@ def prompts(count: int) -> list[str]:
     return [environment_row(asked)["prompt"] for asked in islice(environment_prompts(0), count)]
 
 
-def jsonl(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 def write(folder: Path, form: str) -> str:
     """Sixty questions in a form."""
     fens = list(islice(opening_positions(1, 12), 60))
     path = folder / f"data.{form}"
     if form == "jsonl":
-        return jsonl(path, [{"prompt": prompt} for prompt in prompts(60)])
+        return write_jsonl(path, [{"prompt": prompt} for prompt in prompts(60)])
     if form == "txt":
         path.write_text("\n".join(prompts(60)))
     elif form == "fen":
@@ -91,7 +87,7 @@ def test_every_form_gives_rows_with_the_truth_to_train_on(form: str, tmp_path: P
 def test_a_prompt_alone_has_the_truth_as_its_answer(tmp_path: Path) -> None:
     fens = list(islice(opening_positions(3, 12), 30))
     texts = prompts(30) + [f"P: {fen}" for fen in fens]
-    name = jsonl(tmp_path / "rows.jsonl", [{"text": text} for text in texts])
+    name = write_jsonl(tmp_path / "rows.jsonl", texts)
     data = load_data(DataArguments(dataset_name=name, heldout_share=0.3))
     assert not data.report.quarantined and data.report.unlabelled == len(set(fens))
     for row in data.train:
@@ -106,20 +102,16 @@ def test_a_prompt_alone_has_the_truth_as_its_answer(tmp_path: Path) -> None:
 
 
 def test_values_give_a_policy_prompt_its_answer(tmp_path: Path) -> None:
-    board = chess.Board("7k/8/8/8/8/8/5PPP/7K w - - 0 1")
-    values = [{"move": move.uci(), "cp": -n} for n, move in enumerate(board.legal_moves)]
-    name = jsonl(
-        tmp_path / "rows.jsonl", [{"prompt": f"P: {board.fen()}", "action_values": values}]
-    )
-    (row,) = parsed_rows(RowArguments(name))
-    assert isinstance(row, dict) and f"B: {values[0]['move']}" in row["completion"]
+    raw: dict[str, Any] = {"prompt": f"P: {PAWNS}", "action_values": column(PAWN_VALUES)}
+    (row,) = parsed_rows(RowArguments(write_jsonl(tmp_path / "rows.jsonl", [raw])))
+    assert isinstance(row, dict) and "B: f2f4" in row["completion"]
     with pytest.raises(NotationError, match="do not name every legal move"):
-        parse_raw({"prompt": f"P: {board.fen()}", "action_values": values[1:]})
+        parse_raw({**raw, "action_values": raw["action_values"][1:]})
 
 
 def test_each_task_asks_of_a_position(tmp_path: Path) -> None:
     fens = sorted(set(islice(opening_positions(4, 12), 80)))
-    name = jsonl(tmp_path / "rows.jsonl", [{"fen": fen} for fen in fens])
+    name = write_jsonl(tmp_path / "rows.jsonl", [{"fen": fen} for fen in fens])
     data = load_data(DataArguments(dataset_name=name, tasks=["policy", "environment"]))
     for task in ("policy", "environment"):
         found = data.report.train[task] + data.report.heldout[task]
@@ -130,14 +122,13 @@ def test_each_task_asks_of_a_position(tmp_path: Path) -> None:
 
 
 def test_fens_and_epds_are_told_from_other_text() -> None:
-    start = chess.STARTING_FEN
-    assert fen_of(start) == start
-    assert fen_of('rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - id "x";') == start
+    assert fen_of(START) == START
+    assert fen_of('rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - id "x";') == START
     named = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq e3 0 1"
     assert fen_of(named) == named.replace("e3", "-"), "no pawn could take there"
     for wrong in (
-        *("", "hello", start.replace(" w ", " x "), start.replace("/8/", "/7/", 1)),
-        start.removesuffix(" KQkq - 0 1"),
+        *("", "hello", START.replace(" w ", " x "), START.replace("/8/", "/7/", 1)),
+        START.removesuffix(" KQkq - 0 1"),
     ):
         with pytest.raises(NotationError, match="neither a RookWorld row, a FEN nor an EPD"):
             fen_of(wrong)
@@ -151,7 +142,7 @@ def test_fens_and_epds_are_told_from_other_text() -> None:
 
 
 def test_a_column_that_is_not_read_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    row = {"fen": chess.STARTING_FEN, "move": "e2e4"}
+    row = {"fen": START, "move": "e2e4"}
     list(parse_rows([row], ["environment"]))
     assert "no column action" in caplog.text and "move" in caplog.text
     caplog.clear()
@@ -185,6 +176,14 @@ def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
         load_data(DataArguments(dataset_name=str(tmp_path / "none.txt")))
 
 
+@pytest.mark.parametrize("ending", ["fen", "PGN"])
+def test_what_windows_writes_is_read(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"wide.{ending}"
+    path.write_text(GAMES if ending == "PGN" else f"{START}\n", encoding="utf-16")
+    rows = [*raw_rows(SourceArguments(dataset_name=str(path)))]
+    assert rows[0].get("fen", rows[0].get("text")) == START
+
+
 def test_a_game_that_python_chess_fails_on_is_named_and_the_next_is_read(tmp_path: Path) -> None:
     broken = '[Event "x"]\n\n1. e4 e5 2. Ke3 Nf6) 3. Nf3!\n4. d4 *\n\n'
     (tmp_path / "games.pgn").write_text(broken + '[Event "y"]\n\n1. d4 d5 *\n')
@@ -208,8 +207,8 @@ def test_games_are_read_as_far_as_they_go(tmp_path: Path) -> None:
 
 def test_a_held_out_set_of_its_own(tmp_path: Path) -> None:
     texts = prompts(120)
-    train = jsonl(tmp_path / "train.jsonl", [{"prompt": text} for text in texts])
-    test = jsonl(tmp_path / "test.jsonl", [{"prompt": text} for text in texts[:30]])
+    train = write_jsonl(tmp_path / "train.jsonl", [{"prompt": text} for text in texts])
+    test = write_jsonl(tmp_path / "test.jsonl", [{"prompt": text} for text in texts[:30]])
     arguments = DataArguments(
         dataset_name=train, eval_dataset_name=test, tasks=["environment"], heldout_share=0
     )
@@ -231,25 +230,24 @@ def test_one_odd_game_does_not_refuse_the_others(tmp_path: Path) -> None:
 
 
 def test_moves_that_come_along_are_moves(tmp_path: Path) -> None:
-    fen = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
-    (row,) = asked_of({"fen": fen, "history": "g1f3 g8f6 e2e4"}, ["environment"])
+    (row,) = asked_of({"fen": START, "history": "g1f3 g8f6 e2e4"}, ["environment"])
     assert row["prompt"].endswith("+e2e4+g1f3 g8f6 e2e4+")
     for wrong in ({"action": 5}, {"history": [None]}, {"action": "e2e4", "history": ["d2d4"]}):
         with pytest.raises(NotationError):
-            asked_of({"fen": fen, **wrong}, ["environment"])
+            asked_of({"fen": START, **wrong}, ["environment"])
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
     """Editors on Windows write one."""
     rows = {
-        "a.fen": f"{chess.STARTING_FEN}\r\n",
-        "b.txt": f"P: {chess.STARTING_FEN}\r\n",
-        "c.csv": f"fen\r\n{chess.STARTING_FEN}\r\n",
-        "d.jsonl": f'{{"fen": "{chess.STARTING_FEN}"}}\n',
+        "a.fen": f"{START}\r\n",
+        "b.txt": f"P: {START}\r\n",
+        "c.csv": f"fen\r\n{START}\r\n",
+        "d.jsonl": f'{{"fen": "{START}"}}\n',
     }
     for name, text in rows.items():
         path = tmp_path / name
         path.write_bytes(b"\xef\xbb\xbf" + text.encode())
         (row,) = parsed_rows(RowArguments(str(path)), ["policy"])
         assert not isinstance(row, Malformed), name
-        assert row["fen"] == chess.STARTING_FEN
+        assert row["fen"] == START

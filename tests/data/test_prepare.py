@@ -1,7 +1,5 @@
 """Labelled data sets: nothing lost, nothing twice, the same values whatever dies on the way."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -19,12 +17,7 @@ from rookworld_rlvr.common.errors import ConfigurationError, EngineError, RookWo
 from rookworld_rlvr.data import prepare as prepare_module
 from rookworld_rlvr.data import synthesis
 from rookworld_rlvr.data.loading import LoadedData
-from rookworld_rlvr.data.prepare import (
-    PrepareArguments,
-    PrepareReport,
-    read_rows,
-    write_labelled,
-)
+from rookworld_rlvr.data.prepare import PrepareArguments, PrepareReport, read_rows, write_labelled
 from rookworld_rlvr.data.sources import dataset_file, read_provenance, values_line
 from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.engine.labeller import Labeller
@@ -75,9 +68,6 @@ def prepare(tmp_path: Path, lines: list[str], **options: Any) -> tuple[Table, Pr
     return pq.read_table(output).to_pylist(), report, read_provenance(output) or {}
 
 
-# --------------------------------------------------------------------------------------------------
-# Rows
-# --------------------------------------------------------------------------------------------------
 def test_rows_keep_their_order_and_only_policy_rows_get_values(tmp_path: Path) -> None:
     rows, report, _ = prepare(tmp_path, [ENVIRONMENT, MATE, ENVIRONMENT, MATE])
     assert [row["text"][0] for row in rows] == ["A", "P", "A", "P"]
@@ -133,11 +123,7 @@ def test_no_engine_is_asked_where_no_row_needs_one(tmp_path: Path) -> None:
 
 def test_openings_are_made_with_answers_by_the_engine(tmp_path: Path) -> None:
     rows, report, note = prepare(
-        tmp_path,
-        [MATE],
-        dataset_name="",
-        synthetic_policy_rows=6,
-        synthetic_rows=3,
+        tmp_path, [MATE], dataset_name="", synthetic_policy_rows=6, synthetic_rows=3
     )
     assert [row["text"][0] for row in rows] == ["P"] * 6 + ["A"] * 3
     assert report.rows["made"] == 9 and report.repaired == {"answer": 6}
@@ -168,9 +154,6 @@ def test_the_packaged_values_are_the_engines(packaged: LoadedData) -> None:
         assert stored == list(values.items())
 
 
-# --------------------------------------------------------------------------------------------------
-# Batches
-# --------------------------------------------------------------------------------------------------
 def test_batches_put_together_are_the_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,9 +167,6 @@ def test_batches_put_together_are_the_whole(
     assert groups == -(-len(whole) // 4) > 2
 
 
-# --------------------------------------------------------------------------------------------------
-# kill -9
-# --------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Table]:
     """Rows, and what a run that nothing happens to makes of them."""
@@ -252,23 +232,13 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, undisturbed: tuple[Pa
     assert counts["not needed"] + counts["done"] == len(expected) - 1
 
 
-# --------------------------------------------------------------------------------------------------
-# Bad input
-# --------------------------------------------------------------------------------------------------
 def test_faults_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError) as caught:
         PrepareArguments(
-            dataset_name="",
-            output_file="rows.txt",
-            repairs=["best_mov"],
-            hub_dataset_id="nobody",
+            dataset_name="", output_file="rows.txt", repairs=["best_mov"], hub_dataset_id="nobody"
         )
     faults = "\n".join(caught.value.faults)
-    for words in (
-        "output_file: 'rows.txt'",
-        "best_move?",
-        "hub_dataset_id: 'nobody'",
-    ):
+    for words in ("output_file: 'rows.txt'", "best_move?", "hub_dataset_id: 'nobody'"):
         assert words in faults
     assert "dataset_name: missing" in faults
     with pytest.raises(ConfigurationError, match=r"output_file: '' does .*--output_file rows"):
@@ -293,8 +263,8 @@ def test_bad_input_ends_with_exit_code_2_before_anything_is_written(
     mated = "P: R5k1/5ppp/8/8/8/8/8/7K b - - 0 1 M: a2a3 E: 0.0 B: a2a3\n"
     (tmp_path / "mated.txt").write_text(mated)
     options = "--dataset_name rows.txt --output_file out.parquet --engine_cache values.sqlite"
-    done = script("prepare_data.py", *options.split(), *argv, cwd=tmp_path)
-    assert done.returncode == 2 and words in done.stderr, done.stdout + done.stderr
+    done = script("prepare_data.py", *options.split(), *argv, cwd=tmp_path, code=2)
+    assert words in done.stderr, done.stdout + done.stderr
     assert not (tmp_path / "out.parquet").exists()
 
 

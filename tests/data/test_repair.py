@@ -1,7 +1,5 @@
 """Repairs change what is wrong, name it, and leave the rest as it stands."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -14,13 +12,20 @@ from rookworld_rlvr.tasks.policy import (
 )
 from rookworld_rlvr.tasks.types import PolicyAnswer
 
+from ..rows import column
+
 # White: a1a8 mates. The pawn's two moves are equal, the king's are worst.
 FEN = "6k1/5ppp/8/8/8/8/7P/R6K w - - 0 1"
-VALUES: list[dict[str, Any]] = [
-    *({"move": "a1a8", "cp": 99_999}, {"move": "a1a7", "cp": 500}, {"move": "a1e1", "cp": 450}),
-    *({"move": "h2h3", "cp": 300}, {"move": "h2h4", "cp": 300}, {"move": "a1b1", "cp": 300}),
-    {"move": "h1g1", "cp": -20},
-]
+WORTH = {
+    "a1a8": 99_999,
+    "a1a7": 500,
+    "a1e1": 450,
+    "h2h3": 300,
+    "h2h4": 300,
+    "a1b1": 300,
+    "h1g1": -20,
+}
+VALUES = column(WORTH)
 
 
 def policy_row(answer: PolicyAnswer | None, values: list[Any] | None = VALUES) -> dict[str, Any]:
@@ -56,8 +61,7 @@ def test_a_policy_answer_is_rewritten_by_the_values(wrong: PolicyAnswer | None) 
     repaired = repair_row(policy_row(wrong), ["policy", "best_move"])
     answer = parse_policy_answer(repaired.completion)
     assert set(answer.moves) == {"a1a8", "a1a7", "a1e1", "h2h3", "h2h4"}
-    worth = {value["move"]: value["cp"] / 100 for value in VALUES}
-    assert answer.evaluations == tuple(worth[move] for move in answer.moves)
+    assert answer.evaluations == tuple(WORTH[move] / 100 for move in answer.moves)
     assert answer.best_move == "a1a8"
     assert repaired.done == ("policy" if wrong else "answer")
     again = repair_row({**policy_row(None), "completion": repaired.completion}, ["policy"])

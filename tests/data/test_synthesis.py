@@ -1,7 +1,5 @@
 """What the rows are is judged with python-chess itself, not with `rules`."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter
@@ -95,11 +93,6 @@ def test_illegal_actions_are_illegal_moves_and_unreadable_text() -> None:
         assert not chess.Board(prompt.fen).is_legal(move)
         readable.append(True)
     assert 0.6 < sum(readable) / len(readable) < 0.73  # two in three
-
-
-# --------------------------------------------------------------------------------------------------
-# Shares and seeds
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

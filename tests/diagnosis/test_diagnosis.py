@@ -1,7 +1,5 @@
 """What a diagnosis is made of: named terms against TRL's own loss, the step's notes, the findings."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -12,16 +10,10 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.common.html import marked, pair_bars
-from rookworld_rlvr.diagnosis.phases import (
-    DiagnoseArguments,
-    analysis,
-    comparison,
-    run_diagnosis,
-)
+from rookworld_rlvr.diagnosis.phases import DiagnoseArguments, analysis, comparison, run_diagnosis
 from rookworld_rlvr.diagnosis.report import findings
 from rookworld_rlvr.diagnosis.trainer import DiagnosedTrainer
 from rookworld_rlvr.models import loading
@@ -32,7 +24,6 @@ from ..conftest import NOT_KEPT
 STEP: dict[str, Any] = {
     "kind": DiagnosedTrainer,
     "reward_funcs": [lambda prompts, completions, **_: [float(len(set(t))) for t in completions]],
-    "rewards": [{"name": "environment_exact"}],
     "max_completion_length": 10,
     "learning_rate": 1e-3,
     "lr_scheduler_type": "constant",
@@ -44,23 +35,11 @@ TAUGHT: dict[str, Any] = {"zero_variance": "teach", "sft_coef": 0.1, "max_comple
 
 
 @pytest.fixture
-def made(
-    random_gpt2: GPT2LMHeadModel,
-    tokenizer: PreTrainedTokenizerBase,
-    make_trainer: Callable[..., Any],
-    tmp_path: Path,
-) -> Callable[..., Any]:
+def made(build: Callable[..., Any], start: str) -> Callable[..., Any]:
     """Make a trainer whose policy and reference are loaded from a folder."""
-    start = str(tmp_path / "start")
-    random_gpt2.save_pretrained(start)
-    return lambda **options: make_trainer(
-        loading.load_model(start), tokenizer, **{**STEP, **options}
-    )
+    return lambda **options: build(loading.load_model(start), **{**STEP, **options})
 
 
-# --------------------------------------------------------------------------------------------------
-# The terms
-# --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "options",
     [
@@ -132,18 +111,12 @@ def test_taught_answers_are_in_the_terms_and_marked(made: Callable[..., Any]) ->
         assert record["policy"]["one_step_on"][name] > 0
 
 
-# --------------------------------------------------------------------------------------------------
-# Findings
-# --------------------------------------------------------------------------------------------------
 LOG = {"step": 1, "loss": 0.1, "grad_norm": 0.5, "reward": 0.5, "health/unreadable": 0.05}
 HELD_OUT = [{"metric": "policy/format", "share": 0.9}]
 
 
 def judged(
-    gaps: dict[str, float] | None = None,
-    heldout: Any = HELD_OUT,
-    steps: Any = (),
-    **log: float,
+    gaps: dict[str, float] | None = None, heldout: Any = HELD_OUT, steps: Any = (), **log: float
 ) -> dict[str, Any]:
     """The analysis of a healthy step of 32 completions of 4 prompts, with some numbers replaced."""
     names = ("alone_gap", "sampler_gap", "reference_kl")
@@ -208,9 +181,6 @@ def test_a_batch_that_is_not_learnt_by_heart() -> None:
     assert rules(judged(steps=flat[:18])) == {}, "too few to tell"
 
 
-# --------------------------------------------------------------------------------------------------
-# The rest
-# --------------------------------------------------------------------------------------------------
 def test_a_step_is_compared_with_a_log(tmp_path: Path) -> None:
     log = [{"step": step, "loss": 0.1, "kl": float(step)} for step in range(1, 21)]
     state = {"log_history": [*log, {"step": 20, "eval_overall": 0.5}]}

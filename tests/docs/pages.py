@@ -1,7 +1,5 @@
 """The documentation as a reader uses it: its code fences in order, commands run small."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -22,7 +20,7 @@ from rookworld_rlvr.cli import main
 from rookworld_rlvr.cli.run import MODULES, SCRIPTS
 from rookworld_rlvr.common.files import find_recipe
 
-from ..conftest import REPOSITORY, script
+from ..conftest import REPOSITORY, ran, script
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 
@@ -102,12 +100,7 @@ def follow(page: Path, folder: Path) -> int:
 def run(words: list[str], folder: Path) -> bool:
     """Run a command small, and whether it was run: of others only what they name is looked for."""
     if words[0] == "trl":
-        line = [str(Path(sys.executable).with_name("trl")), *words[1:]]
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            line, cwd=folder, env=env, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, f"{words}\n{done.stderr[-2000:]}"
+        ran(str(Path(sys.executable).with_name("trl")), *words[1:], cwd=folder)
         return True
     if words[0] != "rookworld":
         assert words[0] in NOT_RUN, f"{words}: neither run nor listed as one that is not"
@@ -124,22 +117,18 @@ def run(words: list[str], folder: Path) -> bool:
             assert main.recipes(given) if command == "recipes" else main.usage()
         return True
     if command == "uci":  # an engine ends its process
-        done = subprocess.run(
-            [sys.executable, "-m", MODULES[command], *given],
-            input="uci\nquit\n",
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0 and "uciok" in done.stdout, words
+        module = ("-m", MODULES[command], *given)
+        done = ran(sys.executable, *module, input="uci\nquit\n", cwd=folder)
+        assert "uciok" in done.stdout, words
         return True
     if command == "web" and "--space" not in given:
         return run_page(given, folder)
     if command in MODULES:
         return run_module(MODULES[command], given, folder)
     _, line = main.command_line(SCRIPTS[command], given)
-    done = script(f"{SCRIPTS[command]}.py", *small(command, line[1:], folder), cwd=folder)
+    done = script(
+        f"{SCRIPTS[command]}.py", *small(command, line[1:], folder), cwd=folder, code=None
+    )
     # a diagnosis says by 1 that a run should not start like this
     assert done.returncode in ((0, 1) if command == "diagnose" else (0,)), (
         f"{words}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"

@@ -1,7 +1,5 @@
 """Values on disk: what one process has searched, no other searches again, and nothing is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 import subprocess
@@ -28,11 +26,6 @@ def made_up(number: int = 0) -> Values:
     return {"e2e4": 99_999, "a7a8q": number, "a7a8n": -5}
 
 
-# --------------------------------------------------------------------------------------------------
-# Round trips
-# --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "other", [ValueSource("Fake 2", SOURCE.limit), ValueSource(SOURCE.engine, "depth 5")]
 )
@@ -47,9 +40,6 @@ def test_values_of_another_engine_or_limit_are_others(file: Path, other: ValueSo
     theirs.close()
 
 
-# --------------------------------------------------------------------------------------------------
-# Several processes
-# --------------------------------------------------------------------------------------------------
 WRITER = """
 import itertools, sys
 from rookworld_rlvr.engine.labeller import ValueCache
@@ -123,9 +113,6 @@ def test_a_writer_that_is_killed_loses_at_most_the_row_being_written(file: Path)
     whole.close()
 
 
-# --------------------------------------------------------------------------------------------------
-# Files that are no cache
-# --------------------------------------------------------------------------------------------------
 def test_a_file_that_cannot_be_used_is_named_with_the_remedy(tmp_path: Path) -> None:
     text, other = tmp_path / "text", tmp_path / "other"
     text.write_text("P: 8/8/8/8/8/8/8/8 w - - 0 1\n" * 100, encoding="utf-8")
@@ -136,9 +123,6 @@ def test_a_file_that_cannot_be_used_is_named_with_the_remedy(tmp_path: Path) -> 
             ValueCache(path, SOURCE).put("one", made_up())
 
 
-# --------------------------------------------------------------------------------------------------
-# The labeller's use of it
-# --------------------------------------------------------------------------------------------------
 def test_a_second_labeller_searches_nothing(stockfish: str, file: Path) -> None:
     args = engine_arguments(stockfish, engine_cache=str(file))
     with Labeller(args) as first:

@@ -1,7 +1,5 @@
 """The pool: the same values whatever happens to its processes, and no process left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
@@ -16,21 +14,17 @@ from typing import Any
 import psutil
 import pytest
 
-from rookworld_rlvr.common.errors import (
-    EngineError,
-    IllegalPositionError,
-    RookWorldError,
-)
+from rookworld_rlvr.common.errors import EngineError, IllegalPositionError, RookWorldError
 from rookworld_rlvr.engine import pool as engine
 from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.engine.labeller import Labeller, position_asked
 from rookworld_rlvr.engine.pool import find_engine
 from rookworld_rlvr.tasks.types import Values
 
+from ..conftest import ran
 from ..engines import (
     DEEDS,
     POSITIONS,
-    START,
     children,
     engine_arguments,
     misbehaving,
@@ -38,6 +32,7 @@ from ..engines import (
     searches,
     wait_until,
 )
+from ..rows import START
 
 Truth = dict[str, Values]
 
@@ -65,16 +60,10 @@ def truth(stockfish: str) -> Truth:
     return each_alone(engine_arguments(stockfish))
 
 
-# --------------------------------------------------------------------------------------------------
-# The same values in any order, with any number of processes, fresh or used
-# --------------------------------------------------------------------------------------------------
+# --- The same values in any order, with any number of processes, fresh or used --------------------
 @pytest.mark.parametrize(
     ("workers", "order"),
-    [
-        (1, POSITIONS[::-1]),
-        (2, POSITIONS[3:] + POSITIONS[:3]),
-        (3, POSITIONS[::-1]),
-    ],
+    [(1, POSITIONS[::-1]), (2, POSITIONS[3:] + POSITIONS[:3]), (3, POSITIONS[::-1])],
 )
 def test_values_depend_neither_on_order_nor_company_nor_processes(
     truth: Truth, stockfish: str, workers: int, order: Sequence[str]
@@ -100,9 +89,7 @@ def test_the_source_names_engine_options_and_limit(stockfish: str) -> None:
     assert source.limit == "depth 3 for the best 5 moves, 2 for the others"
 
 
-# --------------------------------------------------------------------------------------------------
-# Which position is asked
-# --------------------------------------------------------------------------------------------------
+# --- Which position is asked ----------------------------------------------------------------------
 def test_the_move_number_plays_no_part_and_the_halfmove_clock_does(stockfish: str) -> None:
     early, late, near_draw = (f"8/8/8/4k3/8/8/4P3/4K3 w - - {n}" for n in ("0 1", "0 77", "90 77"))
     assert position_asked(early) == position_asked(late) == early
@@ -160,9 +147,7 @@ def test_several_threads_may_ask_at_once(stockfish: str, truth: Truth) -> None:
     assert got == {name: [truth[p] for p in POSITIONS[name:]] for name in range(4)}
 
 
-# --------------------------------------------------------------------------------------------------
-# Engines that misbehave once
-# --------------------------------------------------------------------------------------------------
+# --- Engines that misbehave once ------------------------------------------------------------------
 HANGS = {"is silent", "is deaf", "plays an illegal move"}
 
 
@@ -205,9 +190,7 @@ def test_an_engine_that_was_killed_between_two_calls_is_replaced_without_a_wait(
     assert "no answer within" not in replaced
 
 
-# --------------------------------------------------------------------------------------------------
-# Engines that fail at a position for good
-# --------------------------------------------------------------------------------------------------
+# --- Engines that fail at a position for good -----------------------------------------------------
 def at(*positions: str) -> str:
     """The condition that one of them is asked, by its board."""
     boards = tuple(position.split(" ")[0] for position in positions)
@@ -272,11 +255,7 @@ def one_move(count: int) -> list[str]:
     return [f"7k/8/5K2/6Q1/8/8/8/8 b - - {clock} 1" for clock in range(count)]
 
 
-# --------------------------------------------------------------------------------------------------
-# No process is left behind
-# --------------------------------------------------------------------------------------------------
-
-
+# --- No process is left behind --------------------------------------------------------------------
 def test_a_cache_that_fails_leaves_no_engine(stockfish: str, tmp_path: Path) -> None:
     before = children()
     with pytest.raises(RookWorldError, match="engine_cache"):
@@ -334,8 +313,8 @@ def gone(folder: Path) -> bool:
 def test_a_program_that_forgets_to_close_leaves_no_process(stockfish: str, tmp_path: Path) -> None:
     path = misbehaving(tmp_path, stockfish, "is silent", when="False")
     command = [sys.executable, "-c", PROGRAM, path, *POSITIONS[:2]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+    done = ran(*command, timeout=60)
+    assert (done.stdout, done.stderr) == ("end\n", "")
     wait_until(lambda: gone(tmp_path))
 
 
@@ -352,11 +331,7 @@ def test_ctrl_c_ends_a_search_and_leaves_no_process(stockfish: str, tmp_path: Pa
     wait_until(lambda: gone(tmp_path))
 
 
-# --------------------------------------------------------------------------------------------------
-# Which engine
-# --------------------------------------------------------------------------------------------------
-
-
+# --- Which engine ---------------------------------------------------------------------------------
 def test_the_argument_goes_first_then_the_variable_then_the_path_then_the_usual_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

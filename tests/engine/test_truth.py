@@ -1,8 +1,5 @@
 """Where the truth about policy rows comes from, and that the engine is left alone without need."""
 
-from __future__ import annotations
-
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +20,11 @@ from rookworld_rlvr.engine.labeller import Labeller
 from rookworld_rlvr.engine.truth import LabelArguments, PolicyTruth
 from rookworld_rlvr.tasks.types import values_by_move
 
-from ..engines import POSITIONS, START, FakeLabeller, engine_arguments, fake_values
+from ..engines import POSITIONS, FakeLabeller, engine_arguments, fake_values
+from ..rows import START, column, write_jsonl
 
-STORED = [{"move": "e1d1", "cp": 5}, {"move": "e1f1", "cp": -5}]
 STORED_VALUES = {"e1d1": 5, "e1f1": -5}
+STORED = column(STORED_VALUES)
 ONE, OTHER = POSITIONS[:2]
 
 
@@ -65,9 +63,6 @@ def test_no_engine_is_looked_for_where_none_is_needed(labels: Any, unlabelled: i
             PolicyTruth.open(args, 1)
 
 
-# --------------------------------------------------------------------------------------------------
-# Data
-# --------------------------------------------------------------------------------------------------
 def without_values(data: LoadedData, fens: Sequence[str] | None = None) -> LoadedData:
     """The data, its held-out policy rows (of those positions) without values."""
 
@@ -105,9 +100,8 @@ LINES = [
 
 
 def loaded(tmp_path: Path, **options: Any) -> LoadedData:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in LINES), encoding="utf-8")
-    return load_data(DataArguments(dataset_name=str(path), **options))
+    name = write_jsonl(tmp_path / "rows.jsonl", LINES)
+    return load_data(DataArguments(dataset_name=name, **options))
 
 
 def test_rows_without_values_are_counted_and_need_an_engine(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """What a move is worth: numbers from the laws of chess, from another search, and from a script."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +12,8 @@ from rookworld_rlvr.engine.labeller import Labeller
 from rookworld_rlvr.engine.pool import value_moves
 from rookworld_rlvr.tasks.types import Values
 
-from ..engines import START, engine_arguments
+from ..engines import engine_arguments
+from ..rows import START
 
 
 @pytest.fixture(scope="module")
@@ -30,26 +29,14 @@ def valued(labeller: Labeller, fen: str) -> Values:
     return values
 
 
-# --------------------------------------------------------------------------------------------------
-# Numbers that need no engine to be known
-# --------------------------------------------------------------------------------------------------
-
-
 def test_mate_in_two(deep: Labeller) -> None:
     # Morphy's: 1. Ra6 bxa6 2. b7, or 1. ... B any 2. Rxa7.
     values = valued(deep, "kbK5/pp6/1P6/8/8/8/8/R7 w - - 0 1")
     assert next(iter(values.items())) == ("a1a6", 99_998)
 
 
-# --------------------------------------------------------------------------------------------------
-# The same mates as another search sees
-# --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "fen",
-    [
-        "kbK5/pp6/RP6/8/8/8/8/8 b - - 0 1",
-        "1r2k3/r7/8/8/8/8/8/7K b - - 0 1",
-    ],
+    "fen", ["kbK5/pp6/RP6/8/8/8/8/8 b - - 0 1", "1r2k3/r7/8/8/8/8/8/7K b - - 0 1"]
 )
 def test_mates_are_those_of_a_search_of_all_moves_at_once(
     deep: Labeller, stockfish: str, fen: str
@@ -69,14 +56,6 @@ def test_mates_are_those_of_a_search_of_all_moves_at_once(
     assert {move: mine[move] for move in near} == near
 
 
-# --------------------------------------------------------------------------------------------------
-# Which moves
-# --------------------------------------------------------------------------------------------------
-
-
-# --------------------------------------------------------------------------------------------------
-# Two passes over the moves, with scripted scores
-# --------------------------------------------------------------------------------------------------
 class ScriptedEngine:
     """Answers with the scores given, and keeps what was asked.
 

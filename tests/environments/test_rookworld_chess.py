@@ -122,32 +122,24 @@ def wrong(data: Any) -> str:
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# Evaluation
-# --------------------------------------------------------------------------------------------------
 @pytest.mark.slow
-def test_right_answers_get_1(items: dict[str, Any], tmp_path: Path) -> None:
-    traces = evaluate(items, right, tmp_path)
-    assert totals(traces) == dict.fromkeys(TASKS, [1.0] * ITEMS)
-    assert all(trace["metrics"] == {"readable": 1.0, "right": 1.0} for trace in traces)
-    assert_equal_to_ours(traces)
-
-
-@pytest.mark.slow
-def test_wrong_answers_get_less(items: dict[str, Any], tmp_path: Path) -> None:
-    traces = evaluate(items, wrong, tmp_path)
-    assert all(max(numbers) < 1 for numbers in totals(traces).values())
-    assert all(fmean(numbers) > 0 for numbers in totals(traces).values())  # a part of each is right
-    assert all(trace["metrics"]["right"] == 0 for trace in traces)
-    assert_equal_to_ours(traces)
-
-
-@pytest.mark.slow
-def test_no_answer_gets_0(items: dict[str, Any], tmp_path: Path) -> None:
-    traces = evaluate(items, lambda data: "", tmp_path)
-    assert totals(traces) == dict.fromkeys(TASKS, [0.0] * ITEMS)
-    assert all(trace["metrics"] == {"readable": 0.0, "right": 0.0} for trace in traces)
-    assert_equal_to_ours(traces)
+def test_right_answers_get_1_wrong_ones_less_and_no_answer_0(
+    items: dict[str, Any], tmp_path: Path
+) -> None:
+    for name, reply, metrics in (
+        ("right", right, {"readable": 1.0, "right": 1.0}),
+        ("wrong", wrong, {"right": 0.0}),
+        ("none", lambda data: "", {"readable": 0.0, "right": 0.0}),
+    ):
+        traces = evaluate(items, reply, tmp_path / name)
+        assert all(trace["metrics"].items() >= metrics.items() for trace in traces), name
+        assert_equal_to_ours(traces)
+        found = totals(traces)
+        if name == "wrong":
+            assert all(max(numbers) < 1 for numbers in found.values())
+            assert all(fmean(numbers) > 0 for numbers in found.values()), "a part of each is right"
+        else:
+            assert found == dict.fromkeys(TASKS, [float(name == "right")] * ITEMS)
 
 
 @pytest.mark.slow
@@ -160,9 +152,6 @@ def test_a_model_gets_what_our_rewards_give(items: dict[str, Any], tmp_path: Pat
     assert_equal_to_ours(traces)
 
 
-# --------------------------------------------------------------------------------------------------
-# Parts
-# --------------------------------------------------------------------------------------------------
 def test_the_last_answer_is_read() -> None:
     prompt = "P: 8/8/8/8/8/4k3/8/4K3 w - - 0 1"
     answer = "M: e1d1 E: 0 B: e1d1"

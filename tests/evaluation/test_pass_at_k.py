@@ -1,7 +1,5 @@
 """pass@k by hand and against all subsets, its intervals, and suites that report it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path
@@ -24,9 +22,6 @@ from rookworld_rlvr.tasks.policy import POLICY
 from ..conftest import recipe
 
 
-# --------------------------------------------------------------------------------------------------
-# The estimator
-# --------------------------------------------------------------------------------------------------
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample() -> None:
     for samples in range(1, 8):
         for right, k in itertools.product(range(samples + 1), range(1, samples + 1)):
@@ -43,9 +38,6 @@ def test_pass_at_k_as_published() -> None:
     assert pass_at_k(3, 64, 16) == pytest.approx(1 - product, abs=1e-12)
 
 
-# --------------------------------------------------------------------------------------------------
-# Intervals
-# --------------------------------------------------------------------------------------------------
 def counts_of(prompts: int) -> RightCounts:
     """Prompts of different difficulty, with the same counts again every eight prompts."""
     right = [(0, 0, 1, 2, 4, 0, 7, 16)[prompt % 8] for prompt in range(prompts)]
@@ -80,9 +72,6 @@ def test_counts_are_written_and_read(tmp_path: Path) -> None:
             read_counts(path)
 
 
-# --------------------------------------------------------------------------------------------------
-# Suites
-# --------------------------------------------------------------------------------------------------
 def test_the_samples_of_a_suite_are_counted_item_by_item() -> None:
     suite = FillInSuite(24, 0)
     plain = suite.run(RandomMover())

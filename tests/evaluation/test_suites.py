@@ -1,17 +1,14 @@
 """The suites `environment` and `policy`, models under test, and the results file."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import chess
 import pytest
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
@@ -20,14 +17,8 @@ from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.common.stats import Kind
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, DataArguments, is_held_out, load_data
 from rookworld_rlvr.engine.arguments import EngineArguments
-from rookworld_rlvr.evaluation.models import (
-    LanguageModel,
-    RandomMover,
-)
-from rookworld_rlvr.evaluation.registry import (
-    SUITE_HEADLINES,
-    SuiteArguments,
-)
+from rookworld_rlvr.evaluation.models import LanguageModel, RandomMover
+from rookworld_rlvr.evaluation.registry import SUITE_HEADLINES, SuiteArguments
 from rookworld_rlvr.evaluation.results import (
     ModelResults,
     SuiteResult,
@@ -57,10 +48,9 @@ from rookworld_rlvr.tasks.types import EnvironmentPrompt
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 
 from ..conftest import recipe
+from ..rows import AFTER_E4, START
 from ..scripted import Oracle
 
-START = chess.STARTING_FEN
-AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
 E4 = EnvironmentPrompt(START, "e2e4", ("e2e4",))
 NO_ENGINE = EngineArguments(engine_path="/no/engine")
 
@@ -70,18 +60,11 @@ def policy() -> PolicySuite:
     return PolicySuite(300, 0)
 
 
-# --------------------------------------------------------------------------------------------------
-# Environment
-# --------------------------------------------------------------------------------------------------
+# --- Environment ----------------------------------------------------------------------------------
 RIGHT = {
+    **dict.fromkeys(("exact", "next_state_exact", "position", "levenshtein"), 1.0),
+    **dict.fromkeys(("reward", "terminated", "truncated"), 1.0),
     "invalid": 0.0,
-    "exact": 1.0,
-    "next_state_exact": 1.0,
-    "position": 1.0,
-    "levenshtein": 1.0,
-    "reward": 1.0,
-    "terminated": 1.0,
-    "truncated": 1.0,
 }
 
 
@@ -100,10 +83,7 @@ RIGHT = {
             },
         ),
         # The state is right, the outcome is not.
-        (
-            f"{AFTER_E4}+1.0+1+0",
-            {"exact": 0, "reward": 0, "terminated": 0},
-        ),
+        (f"{AFTER_E4}+1.0+1+0", {"exact": 0, "reward": 0, "terminated": 0}),
     ],
 )
 def test_environment_metrics_by_hand(completion: str, changed: Mapping[str, float]) -> None:
@@ -150,9 +130,7 @@ def test_the_oracle_is_always_right(kind: Any) -> None:
         assert found.value == pytest.approx(best, abs=1e-9), name
 
 
-# --------------------------------------------------------------------------------------------------
-# Policy
-# --------------------------------------------------------------------------------------------------
+# --- Policy ---------------------------------------------------------------------------------------
 # Six moves are legal; in centipawns from the side to move.
 VALUES = {"a1a2": 100, "b1b2": 40, "c1c2": 0, "d1d2": -60, "e1e2": -300, "f1f2": -5000}
 NOTHING = dict.fromkeys(
@@ -201,9 +179,7 @@ def test_policy_metrics_by_hand(completion: str, expected: Mapping[str, float]) 
     assert found == pytest.approx({**NOTHING, **expected}, abs=1e-6)
 
 
-# --------------------------------------------------------------------------------------------------
-# Models under test
-# --------------------------------------------------------------------------------------------------
+# --- Models under test ----------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def nano() -> tuple[GPT2LMHeadModel, PreTrainedTokenizerBase]:
     model: Any = loading.load_model(loading.PACKAGED_MODEL).eval()
@@ -229,9 +205,7 @@ def test_a_batch_of_one_and_of_many_give_the_same_answers(
     assert suite.run(together).decoding == decoding.as_dict()
 
 
-# --------------------------------------------------------------------------------------------------
-# Training sets
-# --------------------------------------------------------------------------------------------------
+# --- Training sets --------------------------------------------------------------------------------
 def test_items_that_a_training_set_holds_are_left_out(tmp_path: Path) -> None:
     suite = EnvironmentSuite(60, 0)
     trained, prompt = next(iter(suite.items.items()))
@@ -254,9 +228,7 @@ def test_the_packaged_training_set_holds_no_test_position(policy: PolicySuite) -
         assert not trained & set(map(rules.position_key, suite.positions().values()))
 
 
-# --------------------------------------------------------------------------------------------------
-# Results
-# --------------------------------------------------------------------------------------------------
+# --- Results --------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("judged", "reason"),
     [
@@ -360,51 +332,6 @@ def test_bad_input_is_refused(
     with pytest.raises(RookWorldError, match=re.escape(message)):
         recipe("evaluate").main(words.format(here="../files").split())
     assert not list(Path.cwd().iterdir())
-
-
-# --------------------------------------------------------------------------------------------------
-# In training
-# --------------------------------------------------------------------------------------------------
-
-
-def test_suites_run_with_every_evaluation_and_choose_the_best_checkpoint(
-    nano: tuple[GPT2LMHeadModel, PreTrainedTokenizerBase],
-    make_trainer: Callable[..., Any],
-) -> None:
-    """A reward for nonsense drives the model down: the best checkpoint is the one before that."""
-    trainer = make_trainer(
-        loading.load_model(loading.PACKAGED_MODEL),
-        nano[1],
-        reward_funcs=[lambda completions, **_: [-float(len(set(text))) for text in completions]],
-        rewards=[{"name": "environment_exact"}],
-        max_completion_length=64,
-        max_steps=3,
-        learning_rate=1e-2,
-        eval_steps=1,
-        save_steps=1,
-        save_total_limit=3,
-        metric_for_best_model="suites/environment/exact",
-    )
-    suite = EnvironmentSuite(16, 0)
-    trainer.heldout.suites = [suite]
-    trainer.train()
-    name = "eval_suites/environment/exact"
-    logged = {log["step"]: log[name] for log in trainer.state.log_history if name in log}
-    before: Any = suite.run(LanguageModel("nano", partial(complete, *nano, max_new_tokens=64)))
-    before = before.metrics()["exact"]
-    assert logged[0] == before.value > 0
-    assert list(logged) == [0, 1, 2, 3]
-    steps = {step: value for step, value in logged.items() if step}
-    assert min(steps.values()) < max(steps.values()), steps
-    assert trainer.state.best_metric == max(steps.values())
-    assert steps[trainer.state.best_global_step] == max(steps.values())
-    trainer.evaluate()
-    (first, last) = trainer.heldout.suites_before_and_after(
-        "rookworld-nano", {"puzzles": "no file"}
-    )
-    assert first.suites["environment"].metrics()["exact"] == before
-    assert last.suites["environment"].metrics()["exact"].value == max(steps.values())
-    assert last.left_out == {"puzzles": "no file"}
 
 
 def test_the_best_checkpoints_suite_must_run() -> None:

@@ -1,7 +1,5 @@
 """What a model might say, without a model."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

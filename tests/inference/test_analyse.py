@@ -1,7 +1,5 @@
 """`rookworld analyse`: what it says of positions and moves, and what it refuses."""
 
-from __future__ import annotations
-
 import chess
 import pytest
 
@@ -21,9 +19,6 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
-# --------------------------------------------------------------------------------------------------
-# Positions
-# --------------------------------------------------------------------------------------------------
 def test_an_opening_gets_moves_with_evaluations(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "--moves", "1.e4", "e7e5", "2.", "Nf3")
     board = chess.Board()
@@ -85,9 +80,6 @@ def test_faults_are_one_message_and_exit_code_2(
     assert fault in err and err.startswith("rookworld analyse: ") and not out
 
 
-# --------------------------------------------------------------------------------------------------
-# The environment
-# --------------------------------------------------------------------------------------------------
 CASTLING = "r1bqk1nr/pppp1ppp/2n5/2b1p3/2B1P3/5N2/PPPP1PPP/RNBQK2R w KQkq - 4 4"
 
 

@@ -1,7 +1,5 @@
 """What a model answers: the same alone, in a batch, and as evaluation asks it."""
 
-from __future__ import annotations
-
 from itertools import islice
 from typing import Any
 
@@ -17,7 +15,7 @@ from rookworld_rlvr.tasks.environment import parse_environment_answer, write_env
 from rookworld_rlvr.tasks.policy import parse_policy_answer, write_policy_prompt
 from rookworld_rlvr.tasks.text import parse_move
 
-START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+from ..rows import START
 
 
 def test_the_answers_are_those_of_the_evaluation() -> None:

@@ -1,7 +1,5 @@
 """What is played, and what is said of it, for every kind of answer."""
 
-from __future__ import annotations
-
 import chess
 import pytest
 

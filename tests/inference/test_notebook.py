@@ -1,7 +1,5 @@
 """The quickstart notebook runs from top to bottom."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json

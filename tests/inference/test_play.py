@@ -1,9 +1,6 @@
 """Games at the terminal: moves, ways to end, and the PGN that is kept."""
 
-from __future__ import annotations
-
 import io
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +12,7 @@ import pytest
 from rookworld_rlvr.inference import play
 from rookworld_rlvr.inference.play import TerminalGame
 
+from ..conftest import ran
 from .answers import reply
 
 
@@ -73,9 +71,6 @@ def test_help_moves_and_the_board_from_the_human_s_side() -> None:
     assert [line[0] for line in black.splitlines() if "|" in line] == ranks[::-1]
 
 
-# --------------------------------------------------------------------------------------------------
-# The command
-# --------------------------------------------------------------------------------------------------
 class Quick:
     """A model that answers 1... e5 to everything."""
 
@@ -149,16 +144,8 @@ def test_a_pipe_and_the_command_itself(tmp_path: Path) -> None:
     """From the shell's word to the PGN, with a chess.py in the folder that is not python-chess."""
     (tmp_path / "chess.py").write_text("raise SystemExit('not python-chess')")
     code = "from rookworld_rlvr.cli.main import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code, "play", "--model", "rookworld-nano"],
-        input="Nf3\nresign\n",
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    line = (sys.executable, "-P", "-c", code, "play", "--model", "rookworld-nano")
+    done = ran(*line, input="Nf3\nresign\n", cwd=tmp_path, encoding="utf-8")
     assert "0-1 (you resign)" in done.stdout and not done.stderr
     (game,) = games(tmp_path / "play.pgn")
     assert next(iter(game.mainline())).san() == "Nf3"

@@ -1,10 +1,7 @@
 """The engine's protocol: every command, clocks, a game against Stockfish, a thousand odd lines."""
 
-from __future__ import annotations
-
 import itertools
 import random
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +14,7 @@ import pytest
 
 from rookworld_rlvr.inference.uci import Engine, Stopped, load, numbers_of, seconds_for
 
+from ..conftest import ran
 from .answers import OPENING, Model
 
 COMMAND = [sys.executable, "-P", "-m", "rookworld_rlvr.inference.uci", "--model", "rookworld-nano"]
@@ -196,9 +194,6 @@ def test_at_the_end_of_the_input_the_model_finishes() -> None:
         assert not ended.thread.is_alive()
 
 
-# --------------------------------------------------------------------------------------------------
-# A thousand lines
-# --------------------------------------------------------------------------------------------------
 WORDS = (
     "uci isready ucinewgame position startpos fen moves go stop ponderhit setoption name value debug "
     "on off register later code go go position wtime btime winc binc movestogo movetime depth nodes "
@@ -246,9 +241,6 @@ def test_a_thousand_odd_lines(seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
     assert all("\n" not in line for line in talk.said)
 
 
-# --------------------------------------------------------------------------------------------------
-# The packaged model, in a process of its own
-# --------------------------------------------------------------------------------------------------
 def test_a_game_over_pipes_within_its_clock() -> None:
     """Sixty seconds for the game, which the engine is told of and which python-chess measures here."""
     board, draw, clock = chess.Board(), random.Random(0), 60.0
@@ -279,5 +271,4 @@ def test_the_protocol_waits_for_no_library_and_the_model_for_few() -> None:
         "uci.load('rookworld-nano', lambda: False)\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "['torch', 'transformers']\n", done.stderr
+    assert ran(sys.executable, "-c", code).stdout == "['torch', 'transformers']\n"

@@ -1,7 +1,5 @@
 """Models that are no GPT-2: Llama, Qwen2 and GPT-Neo train; what cannot is refused with its reason."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,22 +69,11 @@ def length(completions: list[str], **columns: Any) -> list[float]:
     ids=["kl and temperatures", "gae"],
 )
 def test_it_trains_and_the_preflight_finds_nothing(
-    kind: str,
-    options: dict[str, Any],
-    tokenizer: PreTrainedTokenizerBase,
-    make_trainer: Callable[..., Any],
-    tmp_path: Path,
+    kind: str, options: dict[str, Any], tokenizer: Any, build: Callable[..., Any], tmp_path: Path
 ) -> None:
     tiny(kind, tokenizer).save_pretrained(tmp_path / "model")  # TRL loads the reference from there
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    trainer = make_trainer(
-        model,
-        tokenizer,
-        reward_funcs=[length],
-        rewards=[{"name": "graduated"}],
-        max_steps=3,
-        **options,
-    )
+    trainer = build(model, reward_funcs=[length], max_steps=3, **options)
     before = trainer.model.get_input_embeddings().weight.detach().clone()
     trainer.train()
     assert trainer.state.global_step == 3
@@ -94,12 +81,9 @@ def test_it_trains_and_the_preflight_finds_nothing(
     assert not torch.equal(trainer.model.get_input_embeddings().weight, before)
 
 
-def test_adapters_on_a_llama(
-    tokenizer: PreTrainedTokenizerBase, make_trainer: Callable[..., Any]
-) -> None:
+def test_adapters_on_a_llama(tokenizer: Any, build: Callable[..., Any]) -> None:
     adapters = LoraConfig(target_modules=["q_proj", "v_proj"], r=4)
-    model = tiny("llama", tokenizer)
-    trainer = make_trainer(model, tokenizer, peft_config=adapters, beta=0.1, max_steps=2)
+    trainer = build(tiny("llama", tokenizer), peft_config=adapters, beta=0.1, max_steps=2)
     trainer.train()
     assert trainer.state.global_step == 2 and not trainer.preflight.faults(1e-3)
 

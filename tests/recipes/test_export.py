@@ -1,7 +1,5 @@
 """`rookworld export`: what other runtimes answer greedily is what transformers answers."""
 
-from __future__ import annotations
-
 import sys
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs that are killed at random moments and started again end as if nothing had happened."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

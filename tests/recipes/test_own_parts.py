@@ -1,8 +1,5 @@
 """Rewards, tasks and suites in files of the user's own."""
 
-from __future__ import annotations
-
-import copy
 import hashlib
 import json
 from collections.abc import Callable, Iterator
@@ -10,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import GPT2LMHeadModel
 
 from rookworld_rlvr.cli.dry_run import dry_run_text
 from rookworld_rlvr.common.errors import RookWorldError
@@ -22,7 +18,7 @@ from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.registry import TASKS
 
-from ..conftest import NOT_KEPT, script
+from ..conftest import NOT_KEPT, history, script
 
 SMALL = """
     --max_steps 1 --per_device_train_batch_size 16 --heldout_rows 8 --max_completion_length 16
@@ -197,10 +193,7 @@ def test_an_exception_is_placed_in_the_user_s_file() -> None:
         ({"name": "no_python.py:short"}, "no_python.py could not be run: SyntaxError"),
         ({"name": "my_rewards.py:fussy"}, "my_rewards.py:fussy takes (text); TRL passes all"),
         ({"name": "my_rewards.py:short", "lenght": 3}, "no option 'lenght'; did you mean length"),
-        (
-            {"name": "my_rewards.py:short", "tasks": ["polic"]},
-            "not a valid task; did you mean policy",
-        ),
+        ({"name": "my_rewards.py:short", "tasks": ["polic"]}, "task; did you mean policy"),
     ],
 )
 def test_what_is_wrong_with_a_reward_is_one_sentence(spec: dict[str, str], said: str) -> None:
@@ -238,14 +231,15 @@ def test_a_dry_run_calls_rewards_as_training_does() -> None:
         dry_run_text(data, [{"name": "my_rewards.py:one"}])
 
 
-def test_a_step_with_rewards_of_one_s_own(folder: Path) -> None:
+def test_a_step_with_rewards_of_one_s_own_which_does_not_go_on_with_edited_ones(
+    folder: Path,
+) -> None:
     rewards = [
         {"name": "my_rewards.py:short", "weight": 0.2},
         {"name": "my_rewards.py:of_policy", "weight": 0.1, "tasks": ["policy"]},
         {"name": "graduated"},
     ]
     done = script("grpo.py", *SMALL, "--rewards", json.dumps(rewards), cwd=folder)
-    assert done.returncode == 0, done.stderr[-3000:]
     answers = [json.loads(row) for row in (folder / "run/heldout_answers_after.jsonl").open()]
     lengths = [len(answer["completion"]) for answer in answers if answer["task"] == "policy"]
     found = json.loads((folder / "run/results.json").read_text())["heldout"]["rewards/of_policy"]
@@ -255,31 +249,33 @@ def test_a_step_with_rewards_of_one_s_own(folder: Path) -> None:
     card = (folder / "run/README.md").read_text()
     for text, start in ((done.stdout, "rewards/of_policy"), (card, "| `rewards/of_policy` |")):
         assert any(line.startswith(start) and rounded in line for line in text.splitlines())
-    assert script("report.py", "--run", "run", cwd=folder).returncode == 0
+    script("report.py", "--run", "run", cwd=folder)
     assert f"<b>{rounded}</b>" in (folder / "run/report.html").read_text()
-    history = json.loads((folder / "run" / "trainer_state.json").read_text())["log_history"]
-    assert sum("rewards/short/mean" in log for log in history) == 1
+    logs = history(folder / "run")
+    assert sum("rewards/short/mean" in log for log in logs) == 1
     digest = hashlib.sha256((folder / "my_rewards.py").read_bytes()).hexdigest()
     resolved = (folder / "run" / "resolved_config.yaml").read_text()
     assert f"# sha256 of my_rewards.py: {digest}" in resolved
     assert "name: my_rewards.py:short" in resolved
-
-
-def test_a_run_does_not_go_on_with_a_reward_that_was_edited(folder: Path) -> None:
-    words = [*SMALL, "--rewards", json.dumps(["my_rewards.py:short", "graduated"])]
-    assert script("grpo.py", *words, cwd=folder).returncode == 0
-    (folder / "my_rewards.py").write_text((folder / "my_rewards.py").read_text() + "\n# edited\n")
-    more = ["--resume_from_checkpoint", "true", "--max_steps", "2"]
-    done = script("grpo.py", *words, *more, cwd=folder)
-    assert done.returncode == 2 and "- sha256 of my_rewards.py: was " in done.stderr
+    with (folder / "my_rewards.py").open("a") as file:
+        file.write("# edited\n")
+    more = [
+        "--rewards",
+        json.dumps(rewards),
+        "--resume_from_checkpoint",
+        "true",
+        "--max_steps",
+        "2",
+    ]
+    done = script("grpo.py", *SMALL, *more, cwd=folder, code=2)
+    assert "- sha256 of my_rewards.py: was " in done.stderr
 
 
 def test_a_reward_that_fails_ends_with_one_message(folder: Path) -> None:
     rewards = json.dumps([{"name": "my_rewards.py:broken"}])
     said = "the reward broken raised ZeroDivisionError: division by zero (my_rewards.py, line "
-    done = script("grpo.py", *SMALL, "--rewards", rewards, cwd=folder)
-    assert done.returncode == 2
-    assert said in done.stderr and "Traceback" not in done.stderr
+    done = script("grpo.py", *SMALL, "--rewards", rewards, cwd=folder, code=2)
+    assert said in done.stderr
 
 
 def test_a_step_of_a_task_of_one_s_own(folder: Path) -> None:
@@ -294,19 +290,16 @@ def test_a_step_of_a_task_of_one_s_own(folder: Path) -> None:
     words = "--config recipe.yaml --tasks_from my_task.py:Turn --tasks turn --dataset_name rows.txt"
     words += " --heldout_share 0.4 --synthetic_rows 0 --rewards turn_exact"
     done = script("grpo.py", *SMALL, *words.split(), cwd=folder)
-    assert done.returncode == 0, done.stderr[-3000:]
     assert "turn/exact" in done.stdout
-    history = json.loads((folder / "run" / "trainer_state.json").read_text())["log_history"]
-    assert sum("rewards/turn_exact/mean" in log for log in history) == 1
-    assert sum("eval_turn/exact" in log for log in history) == 2
+    logs = history(folder / "run")
+    assert sum("rewards/turn_exact/mean" in log for log in logs) == 1
+    assert sum("eval_turn/exact" in log for log in logs) == 2
     advised = next(line for line in done.stdout.splitlines() if " report --run" in line)
     done = script("report.py", *advised.split(" report ")[1].split(), cwd=folder)
-    assert done.returncode == 0, done.stderr[-3000:]
     assert "T: " in (folder / "run" / "report.html").read_text(), "its prompts"
     resolved = folder / "run" / "resolved_config.yaml"
     resolved.write_text(resolved.read_text().replace("- turn\n", "- tour\n"))
-    done = script("report.py", "--run", "run", cwd=folder)
-    assert done.returncode == 2
+    done = script("report.py", "--run", "run", cwd=folder, code=2)
     assert "the task tour, which is your own; add --tasks_from my_task.py:Turn" in done.stderr
 
 
@@ -323,8 +316,7 @@ def test_a_step_of_a_task_of_one_s_own(folder: Path) -> None:
 def test_what_is_no_task_suite_or_part_is_refused(
     folder: Path, key: str, value: str, said: str
 ) -> None:
-    done = script("grpo.py", *SMALL, f"--{key}", value, "--dry_run", cwd=folder)
-    assert done.returncode == 2
+    done = script("grpo.py", *SMALL, f"--{key}", value, "--dry_run", cwd=folder, code=2)
     assert said in done.stderr and "1 fault" in done.stderr
 
 
@@ -343,14 +335,12 @@ class Seven(Part):
 """
 
 
-def test_a_part_of_one_s_own_adds_its_term(
-    folder: Path, random_gpt2: GPT2LMHeadModel, build: Callable[..., Any]
-) -> None:
+def test_a_part_of_one_s_own_adds_its_term(folder: Path, build: Callable[..., Any]) -> None:
     (folder / "my_part.py").write_text(PART)
     losses = []
     for names in ([], ["my_part.py:Seven"]):
         options: dict[str, Any] = {**NOT_KEPT, "eval_strategy": "no", "preflight": False}
-        trainer = build(copy.deepcopy(random_gpt2), parts_from=names, **options)
+        trainer = build(parts_from=names, **options)
         trainer.train()
         losses.append(next(log["loss"] for log in trainer.state.log_history if "loss" in log))
     assert losses[1] - losses[0] == pytest.approx(7, abs=1e-4)
@@ -360,12 +350,10 @@ def test_a_part_of_one_s_own_adds_its_term(
 def test_a_suite_of_one_s_own_is_run(folder: Path) -> None:
     words = ["--suites_from", "my_suite.py:Starts", "--suites", "starts", "--output_file", "r.json"]
     done = script("evaluate.py", *words, cwd=folder)
-    assert done.returncode == 0, done.stderr[-3000:]
     assert "starts" in done.stdout
     assert '"readable"' in (folder / "r.json").read_text()
     other = (folder / "my_suite.py").read_text().replace('item, {"readable', 'item, {"readabel')
     (folder / "other.py").write_text(other.replace('"starts"', '"others"'))
-    done = script(
-        "evaluate.py", "--suites_from", "other.py:Starts", "--suites", "others", cwd=folder
-    )
-    assert done.returncode == 2 and "did you mean readable?" in done.stderr
+    words = "--suites_from other.py:Starts --suites others".split()
+    done = script("evaluate.py", *words, cwd=folder, code=2)
+    assert "did you mean readable?" in done.stderr

@@ -1,7 +1,5 @@
 """A recipe that is stopped goes on with the same command."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
@@ -36,7 +34,6 @@ def folder(tmp_path: Path) -> Path:
 
 def run(folder: Path, *more: str) -> str:
     done = script("grpo.py", *SMALL, *OFF, *more, cwd=folder)
-    assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
@@ -76,8 +73,8 @@ def test_auto_starts_goes_on_and_knows_the_end(folder: Path) -> None:
         cut(checkpoint / "model.safetensors")
     stop(run_folder)
     before = sorted(run_folder.rglob("*"))
-    done = script("grpo.py", *SMALL, *OFF, cwd=folder)
-    assert done.returncode == 2 and "every checkpoint in run is damaged" in done.stderr
+    done = script("grpo.py", *SMALL, *OFF, cwd=folder, code=2)
+    assert "every checkpoint in run is damaged" in done.stderr
     assert sorted(run_folder.rglob("*")) == before
 
 
@@ -87,8 +84,7 @@ def test_a_changed_key_is_taken_and_recorded_or_refused(folder: Path) -> None:
     before = {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()}
     more = "--warmup_steps 0 --resume_from_checkpoint true".split()
     others = ["--seed", "7", "--task_shares", '{"environment": 0.5, "policy": 0.5}']
-    done = script("grpo.py", *SMALL, *OFF, *more, *others, cwd=folder)
-    assert done.returncode == 2
+    done = script("grpo.py", *SMALL, *OFF, *more, *others, cwd=folder, code=2)
     assert "- seed: was 0, is 7" in done.stderr and "- task_shares: was " in done.stderr
     after = {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()}
     assert after == before
@@ -123,14 +119,12 @@ def test_wandb_goes_on_with_the_same_run(folder: Path) -> None:
 def test_two_processes_save_and_go_on_together(folder: Path) -> None:
     command = [str(RECIPES / "grpo.py"), *SMALL, *OFF]
     done = launch(*command, cwd=folder)
-    assert done.returncode == 0, done.stderr[-3000:]
     names = {path.name for path in (folder / "run" / "checkpoint-4").iterdir()}
     assert {"between_steps_0.pt", "between_steps_1.pt", "rng_state_1.pth"} <= names
     whole = outcome(folder / "run")
     stop(folder / "run")
     cut(folder / "run" / "checkpoint-4" / "rng_state_1.pth")
     done = launch(*command, cwd=folder)
-    assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("checkpoint-4 is damaged (rng_state_1.pth does not have") == 1
     assert differences(outcome(folder / "run"), whole) == []
 

@@ -1,7 +1,5 @@
 """What comes from outside runs nothing, and what a run writes shows no secret and can be read."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -67,14 +65,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, token in TOKENS.items():
             patch.setenv(name, token)
         done = script("grpo.py", *SMALL, *GRPO, cwd=folder)
-    assert done.returncode == 0, done.stderr
     (folder / "printed.txt").write_text(done.stdout + done.stderr)
     return folder / "run"
 
 
-# --------------------------------------------------------------------------------------------------
-# What a run writes
-# --------------------------------------------------------------------------------------------------
+# --- What a run writes ----------------------------------------------------------------------------
 def private(folder: Path) -> list[str]:
     """Files and folders that the usual umask would not have given these permissions."""
     return [
@@ -96,8 +91,7 @@ def test_adapters_can_be_read_by_others(tmp_path: Path) -> None:
     words = "--use_peft --lora_r 2 --lora_target_modules c_attn c_fc --report_to none".split()
     config = ["--config", str(RECIPES / "sft_fill_in.yaml"), "--synthetic_fill_in_rows", "60"]
     with umask(0o022):
-        done = script("sft.py", *config, *SMALL, *words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+        script("sft.py", *config, *SMALL, *words, cwd=tmp_path)
     weights = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.safetensors")}
     assert weights >= {"run/model.safetensors", "run/adapter/adapter_model.safetensors"}
     assert private(tmp_path) == []
@@ -138,15 +132,13 @@ def test_a_token_as_a_key_is_refused_and_not_repeated(where: str, tmp_path: Path
     if where == "yaml":
         (tmp_path / "recipe.yaml").write_text(f"hub_token: {TOKENS['HF_TOKEN']}\n")
         words = ["--config", "recipe.yaml"]
-    done = script("grpo.py", *words, *SMALL, *GRPO, cwd=tmp_path)
-    assert done.returncode == 2 and "hub_token: it would be written" in done.stderr
+    done = script("grpo.py", *words, *SMALL, *GRPO, cwd=tmp_path, code=2)
+    assert "hub_token: it would be written" in done.stderr
     assert "p1anted" not in done.stdout + done.stderr
     assert not (tmp_path / "run").exists()
 
 
-# --------------------------------------------------------------------------------------------------
-# Checkpoints from outside
-# --------------------------------------------------------------------------------------------------
+# --- Checkpoints from outside ---------------------------------------------------------------------
 class Bomb:
     """A pickle that makes a file when it is loaded."""
 
@@ -171,7 +163,7 @@ def test_a_state_that_runs_code_is_not_run(name: str, run: Path, tmp_path: Path)
     plant(tmp_path / "run" / "checkpoint-1" / name, tmp_path / "ran")
     words = [*SMALL, *GRPO, "--max_steps", "2", "--resume_from_checkpoint", "true"]
     try:  # how it ends is another matter
-        assert script("grpo.py", *words, cwd=tmp_path).returncode
+        assert script("grpo.py", *words, cwd=tmp_path, code=None).returncode
     except Exception as error:
         assert not isinstance(error, AssertionError), error  # noqa: PT017
     assert not (tmp_path / "ran").exists()
@@ -191,9 +183,7 @@ def test_a_sharded_checkpoint_is_only_taken_from_the_runs_own_folder(
         resume_point(str(folder), tmp_path / "other", resolved)
 
 
-# --------------------------------------------------------------------------------------------------
-# Pages
-# --------------------------------------------------------------------------------------------------
+# --- Pages ----------------------------------------------------------------------------------------
 NASTY = [
     "</script><script>window.ran=1</script>",
     "<img src=x onerror=window.ran=1>",
@@ -375,9 +365,7 @@ def test_a_browser_runs_nothing_of_a_page(
         assert said and all("Content Security Policy" in line for line in said)
 
 
-# --------------------------------------------------------------------------------------------------
-# Terminals
-# --------------------------------------------------------------------------------------------------
+# --- Terminals ------------------------------------------------------------------------------------
 def test_an_answer_cannot_drive_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

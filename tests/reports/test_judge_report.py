@@ -1,7 +1,5 @@
 """What is reported of a judge: golden numbers by hand, and the recipe run small."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -14,14 +12,11 @@ from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.data.judge_pairs import make_pairs
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.data.sources import PAIR_SHARES
-from rookworld_rlvr.reports.judge import (
-    judge_report,
-    pair_accuracy,
-    report_text,
-)
+from rookworld_rlvr.reports.judge import judge_report, pair_accuracy, report_text
 from rookworld_rlvr.rewards.judge import Judge, JudgeSpec, load_judge
 
 from ..conftest import RECIPES, recipe, tiny_judge
+from ..training.test_cards import card_of, printed_by
 
 
 def test_accuracy_counts_kinds_and_no_ties() -> None:
@@ -69,18 +64,20 @@ SMALL = """
 
 @pytest.mark.parametrize("name", ["judge_nano", "judge_fill_in"])
 def test_a_recipe_trains_a_judge_that_a_reward_loads(
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     recipe("train_judge").main(["--config", str(RECIPES / f"{name}.yaml"), *SMALL])
     report = json.loads(Path("judge/judge_report.json").read_text())
     assert report["pairs"]["n"] == 20
     assert "| all | 20 |" in capsys.readouterr().out
-    card = Path("judge/README.md").read_text()
-    assert "train_pairs: 80" in card and "| all | 20 |" in card and "trl 1.16" in card
+    card, pairs = card_of(tmp_path / "judge"), report["pairs"]
+    assert all(words in card.content for words in ("train_pairs: 80", "| all | 20 |", "trl 1.16"))
+    shown = {result.metric_type: result.metric_value for result in card.data.eval_results}
+    assert shown.pop("pairs/all") == pairs["accuracy"]
+    assert shown == {f"pairs/{kind}": one["accuracy"] for kind, one in pairs["by_kind"].items()}
+    (printed,) = printed_by(card, tmp_path)
+    assert math.isfinite(float(printed))
     judge = load_judge(JudgeSpec("judge", model="judge"))
     (score,) = judge.scores(["A: "], ["text"])
     assert score is not None and math.isfinite(score)
@@ -90,8 +87,5 @@ def test_faults_of_the_recipe_are_found_together() -> None:
     words = "--use_peft true --train_pair 3"
     with pytest.raises(ConfigurationError) as caught:
         recipe("train_judge").main(words.split())
-    for fault in (
-        "use_peft: a judge is trained without adapters",
-        "train_pair",
-    ):
+    for fault in ("use_peft: a judge is trained without adapters", "train_pair"):
         assert fault in str(caught.value)

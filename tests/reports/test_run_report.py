@@ -1,11 +1,8 @@
 """The report on runs: real runs of the recipe, finished, resumed, killed and old, in a real browser."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,6 @@ import numpy as np
 import pytest
 from PIL import ImageColor
 
-from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.files import asset_path
 from rookworld_rlvr.common.stats import proportion
 from rookworld_rlvr.evaluation.pass_at_k import RightCounts, write_counts
@@ -22,7 +18,7 @@ from rookworld_rlvr.reports.plots import Series, plot
 from rookworld_rlvr.reports.record import AnswerPair, change, choose, errors, read_runs
 
 from ..browser import HEIGHT, WIDTHS, Browser, colour, painted
-from ..conftest import recipe
+from ..conftest import script
 
 SMALL = """
     --max_rows 1000 --synthetic_rows 60 --heldout_rows 12 --max_completion_length 48
@@ -41,10 +37,10 @@ EVALUATION = FIRST | {"compared": [SECOND | {"paired": {"environment": {"exact":
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of `first`, a run of two steps, and `resumed`, the same gone on to three."""
     folder = tmp_path_factory.mktemp("runs")
-    out = ["--output_dir", str(folder / "resumed")]
-    grpo(*SMALL, *out, "--max_steps", "2")
+    words = [*SMALL, "--output_dir", "resumed", "--max_steps"]
+    script("grpo.py", *words, "2", cwd=folder)
     shutil.copytree(folder / "resumed", folder / "first")
-    grpo(*SMALL, *out, "--max_steps", "3", "--resume_from_checkpoint", "true")
+    script("grpo.py", *words, "3", "--resume_from_checkpoint", "true", cwd=folder)
     return folder
 
 
@@ -57,20 +53,6 @@ def killed(runs: Path, tmp_path: Path) -> Path:
         (folder / name).unlink()
     shutil.rmtree(folder / "checkpoint-2")
     return folder
-
-
-def grpo(*argv: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["grpo.py", *argv])  # what a run's provenance names
-        recipe("grpo").main(argv)
-
-
-def report(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
-    """Run the recipe; its exit code."""
-    monkeypatch.setattr(sys, "argv", ["report.py", *argv])
-    with pytest.raises(SystemExit) as end:
-        run_cli(recipe("report").main)
-    return int(end.value.code or 0)
 
 
 def test_answers_are_those_that_were_counted(runs: Path) -> None:
@@ -152,9 +134,7 @@ def test_errors_are_counted_by_kind() -> None:
     assert errors([]) == []
 
 
-# --------------------------------------------------------------------------------------------------
-# The page
-# --------------------------------------------------------------------------------------------------
+# --- The page -------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def one(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of one run with suites' results."""
@@ -212,15 +192,11 @@ def test_a_run_that_fell_does_not_look_well(runs: Path) -> None:
         assert f'<div class="verdict {tone}">' in page([run])
 
 
-def test_several_runs_side_by_side_on_a_phone(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, browser: Browser
-) -> None:
+def test_several_runs_side_by_side_on_a_phone(runs: Path, tmp_path: Path, browser: Browser) -> None:
     out = tmp_path / "both.html"
     folders = [word for name in ("first", "resumed") for word in ("--run", str(runs / name))]
-    assert report(monkeypatch, *folders) == 0
-    drawn = (
-        (runs / "report.html").rename(out).read_text()
-    )  # not in the place of the first one's own
+    script("report.py", *folders, cwd=tmp_path)
+    drawn = (runs / "report.html").rename(out).read_text()  # not in the place of the first's own
     assert "measured on different rows" not in drawn
     assert '<th scope="col">first</th><th scope="col">resumed</th>' in drawn
     assert "Keys that differ between the runs" in drawn
@@ -233,9 +209,7 @@ def test_several_runs_side_by_side_on_a_phone(
     assert len(set(strokes)) == 2
 
 
-# --------------------------------------------------------------------------------------------------
-# Runs with less
-# --------------------------------------------------------------------------------------------------
+# --- Runs with less -------------------------------------------------------------------------------
 def test_runs_with_other_rows_are_said_not_to_compare(runs: Path) -> None:
     one, other = read_runs([str(runs / name) for name in ("first", "resumed")])
     other.answers = other.answers[1:]
@@ -271,24 +245,17 @@ def test_answers_that_do_not_belong_together_are_not_paired(killed: Path) -> Non
 
 
 @pytest.mark.parametrize("config", [None, "completion_only_loss: true", "", "- a", "a: [\n"])
-def test_what_is_no_run_is_one_message(
-    config: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_is_no_run_is_one_message(config: str | None, tmp_path: Path) -> None:
     if config is not None:
         (tmp_path / "resolved_config.yaml").write_text(config)
-    assert report(monkeypatch, "--run", str(tmp_path)) == 2
-    error = " ".join(capsys.readouterr().err.split())
+    error = script("report.py", "--run", str(tmp_path), cwd=tmp_path, code=2).stderr
+    error = " ".join(error.split())
     assert "is not a run of rookworld grpo; give the output_dir" in error
     is_broken = config in ("", "- a", "a: [\n")
     assert ("resolved_config.yaml could not be read" in error) is is_broken
 
 
-# --------------------------------------------------------------------------------------------------
-# In a browser
-# --------------------------------------------------------------------------------------------------
+# --- In a browser ---------------------------------------------------------------------------------
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_plots_and_boards_are_seen(browser: Browser, one: Path, width: int, scheme: str) -> None:

@@ -1,7 +1,5 @@
 """A reward that fails costs its rows, and beyond a limit the run."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging
@@ -159,27 +157,15 @@ def test_two_functions_of_one_name_fail_on_rows_of_their_own() -> None:
     assert scored.lost == [*B]
 
 
-# --------------------------------------------------------------------------------------------------
-# In a run
-# --------------------------------------------------------------------------------------------------
-def test_a_group_leaves_out_what_is_unscored(
-    make_trainer: Any, random_gpt2: Any, tokenizer: Any
-) -> None:
+def test_a_group_leaves_out_what_is_unscored(build: Any) -> None:
     def uneven(completions: list[str], **_: Any) -> list[Any]:
         return [float(turn % 4) if turn % 4 else "?" for turn, _ in enumerate(completions)]
 
     def constant(completions: list[str], **_: Any) -> list[float]:
         return [100.0] * len(completions)
 
-    trainer = make_trainer(
-        random_gpt2,
-        tokenizer,
-        reward_funcs=[uneven, constant],
-        rewards=[{"name": "graduated"}, {"name": "asymmetric"}],
-        preflight=False,
-        eval_on_start=True,
-        logging_steps=1,
-    )
+    options = {"preflight": False, "eval_on_start": True, "logging_steps": 1}
+    trainer = build(reward_funcs=[uneven, constant], **options)
     trainer.reward_guard.limit = 0.25
     advantages = []
     sample = trainer.sample

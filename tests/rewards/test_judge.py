@@ -1,7 +1,5 @@
 """Judges: what is scored, what is refused, that they are frozen, and what the health rules say."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -26,13 +24,12 @@ from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RookWorldRewardConfig
 from rookworld_rlvr.training.glossary import dashboard_key, explain
 
-from ..conftest import REPOSITORY, Means, recipe, tiny_judge
+from ..conftest import REPOSITORY, Means, history, recipe, tiny_judge
+from ..rows import ASKED_E4 as PROMPT
+from ..rows import PAWNS, START
+from ..rows import RIGHT_E4 as RIGHT
 
-START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
-AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
-PROMPT = f"A: {START}+e2e4+e2e4+"
-RIGHT = f"{AFTER_E4}+0.001+0+0"
-POLICY = "P: 7k/8/8/8/8/8/5PPP/7K w - - 0 1"
+POLICY = f"P: {PAWNS}"
 ANSWER = " M: h2h4 E: 0.5 B: h2h4"
 COMPLETIONS = [RIGHT, "no", f"{START}+-1.0+0+1", "", "rnbqkbnr/pppppppp"]
 
@@ -72,9 +69,7 @@ class Fixed:
         return self.batches.pop(0)
 
 
-# --------------------------------------------------------------------------------------------------
-# The recipe's entry
-# --------------------------------------------------------------------------------------------------
+# --- The recipe's entry ---------------------------------------------------------------------------
 def test_all_faults_of_an_entry_are_reported_and_nothing_is_loaded() -> None:
     entry = {"name": "judge_small", "modle": "x", "scale": "log", "tasks": ["policies"]}
     faults = check_reward_specs([entry])
@@ -104,9 +99,7 @@ def test_a_judge_of_a_task_judges_that_task(folder: str) -> None:
     assert reward(prompts=[PROMPT], completions=[RIGHT]) == [None]
 
 
-# --------------------------------------------------------------------------------------------------
-# What is scored
-# --------------------------------------------------------------------------------------------------
+# --- What is scored -------------------------------------------------------------------------------
 def test_a_batch_of_unequal_lengths_scores_as_each_row_alone(
     folder: str, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,9 +194,7 @@ def test_it_keeps_its_own_precision(folder: str) -> None:
     assert reward([PROMPT], [RIGHT]) != pytest.approx(exact, abs=1e-4)
 
 
-# --------------------------------------------------------------------------------------------------
-# Scales
-# --------------------------------------------------------------------------------------------------
+# --- Scales ---------------------------------------------------------------------------------------
 def test_scales_and_a_batch_s_numbers_by_hand() -> None:
     scores = [0.0, 2.0, -800.0, None]
     assert fixed(scores)([PROMPT] * 4, [RIGHT] * 4) == scores
@@ -238,9 +229,7 @@ def test_rows_without_a_score_or_a_truth_count_in_no_mean() -> None:
     assert all(explain(dashboard_key(key)) for key in logged)
 
 
-# --------------------------------------------------------------------------------------------------
-# What is refused
-# --------------------------------------------------------------------------------------------------
+# --- What is refused ------------------------------------------------------------------------------
 def test_what_is_no_judge_is_refused_with_what_was_found(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
@@ -277,9 +266,7 @@ def test_what_is_no_judge_is_refused_with_what_was_found(
         assert words in str(caught.value) and repr(model) in str(caught.value)
 
 
-# --------------------------------------------------------------------------------------------------
-# In the trainer
-# --------------------------------------------------------------------------------------------------
+# --- In the trainer -------------------------------------------------------------------------------
 def test_a_judge_stays_as_it_is_while_the_policy_learns(
     build: Callable[..., Any], tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
@@ -306,10 +293,7 @@ def test_a_judge_stays_as_it_is_while_the_policy_learns(
 
 
 def test_with_a_judge_alone_what_can_be_verified_is_measured_still(
-    tmp_path: Path,
-    folder: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     judge, task = "runs/judge_fill_in", "fill_in"
     monkeypatch.chdir(tmp_path)
@@ -326,6 +310,6 @@ def test_with_a_judge_alone_what_can_be_verified_is_measured_still(
         ]
     )
     assert re.search(rf"{task}/exact +4 .*%.*%.*[+-]\d+\.\d ", capsys.readouterr().out)
-    logs = json.loads(Path("run/trainer_state.json").read_text())["log_history"]
+    logs = history("run")
     assert any("rewards/judge/mean" in log and "judge/judge/truth" in log for log in logs)
     assert f"{task}/exact" in json.loads(Path("run/results.json").read_text())["heldout"]

@@ -1,12 +1,8 @@
 """The rewards as plain TRL and a script of one's own use them: by name, from a module, over columns."""
 
-from __future__ import annotations
-
 import functools
 import importlib
-import json
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,15 +14,11 @@ from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.rewards import environment_exact, get_reward_funcs
 from rookworld_rlvr.rewards.registry import known_rewards
 
-from ..conftest import REPOSITORY
+from ..conftest import REPOSITORY, history, ran
 from ..docs.pages import fences
-from .test_registry import (
-    AFTER_E4,
-    ENVIRONMENT_PROMPT,
-    NAMED,
-)
+from ..rows import ASKED_E4, RIGHT_E4
+from .test_registry import NAMED
 
-RIGHT = f"{AFTER_E4}+0.001+0+0"
 WRONG = f"{NAMED}+0.001+0+0"
 
 
@@ -45,7 +37,7 @@ def test_every_reward_is_a_function_of_the_module() -> None:
 def test_a_plain_name_is_a_reward_with_its_defaults() -> None:
     first, second = get_reward_funcs(["graduated", {"name": "environment_state", "weight": 2.0}])
     assert (first.__name__, second.__name__) == ("graduated", "environment_state")
-    assert first([ENVIRONMENT_PROMPT], [WRONG]) == [0.8]
+    assert first([ASKED_E4], [WRONG]) == [0.8]
     with pytest.raises(ConfigurationError, match="did you mean environment_exact"):
         get_reward_funcs(["environment_exac"])
 
@@ -56,15 +48,17 @@ def chat(*contents: str) -> list[dict[str, str]]:
 
 
 def test_of_a_chat_the_last_message_is_read() -> None:
-    prompts = [chat("You are a chess engine.", ENVIRONMENT_PROMPT)] * 2
-    assert environment_exact(prompts, [chat(RIGHT), chat(WRONG)]) == [1.0, 0.0]
-    assert environment_exact([ENVIRONMENT_PROMPT], [chat(RIGHT)]) == [1.0]
+    prompts = [chat("You are a chess engine.", ASKED_E4)] * 2
+    assert environment_exact(prompts, [chat(RIGHT_E4), chat(WRONG)]) == [1.0, 0.0]
+    assert environment_exact([ASKED_E4], [chat(RIGHT_E4)]) == [1.0]
 
 
-@pytest.mark.parametrize("said", [None, [], [5], [{"role": "assistant"}], [{"content": [RIGHT]}]])
+@pytest.mark.parametrize(
+    "said", [None, [], [5], [{"role": "assistant"}], [{"content": [RIGHT_E4]}]]
+)
 def test_what_is_neither_text_nor_a_chat_is_refused(said: Any) -> None:
     with pytest.raises(RookWorldError, match="as a prompt or completion: give text, or"):
-        environment_exact([ENVIRONMENT_PROMPT], [said])
+        environment_exact([ASKED_E4], [said])
 
 
 def test_rewards_and_rows_wait_for_no_trainer() -> None:
@@ -74,8 +68,7 @@ def test_rewards_and_rows_wait_for_no_trainer() -> None:
         "heavy = {'torch', 'transformers', 'trl', 'accelerate', 'rookworld_rlvr.training'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "[]\n", done.stderr
+    assert ran(sys.executable, "-c", code).stdout == "[]\n"
 
 
 def test_the_script_of_the_page_trains_with_trl_alone(
@@ -88,8 +81,7 @@ def test_the_script_of_the_page_trains_with_trl_alone(
     few = functools.partial(data.load_rows, max_rows=300, synthetic_rows=100)
     monkeypatch.setattr(data, "load_rows", few)
     exec(compile(text, str(page), "exec"), {})
-    state = json.loads(Path("runs/plain_trl/checkpoint-3/trainer_state.json").read_text())
-    logged = state["log_history"][:3]
+    logged = history("runs/plain_trl/checkpoint-3")[:3]
     # random weights write nothing that can be read: 0 of each task, and no row is without its truth
     for name in ("environment_state", "policy_best_move"):
         assert {step.get(f"rewards/{name}/without_truth", 0.0) for step in logged} == {0.0}

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import chess
@@ -17,25 +15,19 @@ from rookworld_rlvr.rewards.registry import (
 
 from ..conftest import Means
 from ..engines import POSITIONS, FakeLabeller, engine_arguments
+from ..rows import AFTER_E4, ASKED_E4, PAWN_VALUES, PAWNS, RIGHT_E4, START, column
 
-START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
-AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
 NAMED = AFTER_E4.replace(" - ", " e3 ")  # the public data's fault
-ENVIRONMENT_PROMPT = f"A: {START}+e2e4+e2e4+"
-
-POLICY_PROMPT = "P: 7k/8/8/8/8/8/5PPP/7K w - - 0 1"
-_CENTIPAWNS = {"f2f4": 100, "g2g4": 100, "h2h4": 50, "f2f3": 0, "g2g3": 0, "h1g1": 0, "h2h3": -300}
-ACTION_VALUES = [{"move": move, "cp": cp} for move, cp in _CENTIPAWNS.items()]
+POLICY_PROMPT = f"P: {PAWNS}"
+ACTION_VALUES = column(PAWN_VALUES)
 FILL_IN_PROMPT = f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+0.001+0+0+"
 PERFECT = "M: g2g4 f2f4 h1g1 h2h4 g2g3 E: 1.0 1.0 0.0 0.5 0.0 B: g2g4"
 
 
-# --------------------------------------------------------------------------------------------------
-# Numbers
-# --------------------------------------------------------------------------------------------------
+# --- Numbers --------------------------------------------------------------------------------------
 # Right; en passant square named; suffix wrong but for `truncated`; the board unchanged; unreadable.
 ENVIRONMENT_COMPLETIONS = [
-    f"{AFTER_E4}+0.001+0+0<|endoftext|>",
+    f"{RIGHT_E4}<|endoftext|>",
     f"{NAMED}+0.001+0+0",
     f"{AFTER_E4}+0.5+1+0",
     f"{START}+-1.0+0+1",
@@ -47,7 +39,6 @@ ENVIRONMENT_NUMBERS: list[tuple[str, list[float]]] = [
     ("environment_state", [1, 0.89, 1, 0.789065, 0]),
     ("environment_outcome", [1, 1, 1 / 3, 1 / 3, 0]),
     ("environment_format", [1, 1, 1, 1, 0]),
-    ("graduated", [1, 0.8, 0.6, 0.6, -0.3]),  # 9, 8, 7 and 5 fields of 9
     ("asymmetric", [1, -2 / 59, 0.6 + 0.4 / 3, -5 / 58, -1]),  # edits by characters of the FEN
 ]
 
@@ -72,7 +63,6 @@ POLICY_NUMBERS: list[tuple[str, list[float]]] = [
     ("policy_format", [1, 1, 1, 0]),
     # 0.5 best_move + 0.3 candidates + 0.2 evaluation
     ("weighted_policy", [1, 0.698711, 0.5, 0]),
-    ("graduated", [1, 0.6, 0.4, -0.3]),
 ]
 
 
@@ -83,23 +73,57 @@ FILL_IN_NUMBERS: list[tuple[str, list[float]]] = [
     ("fill_in_similarity", [1, 0.95 * 3 / 4, 0, 0]),  # by letters of e2e4
     ("fill_in_format", [1, 1, 1, 0]),
 ]
-POLICY_ONLY = [name for name, _ in POLICY_NUMBERS if name != "graduated"]
-ENVIRONMENT_ONLY = [name for name, _ in ENVIRONMENT_NUMBERS if name != "graduated"]
+POLICY_ONLY = [name for name, _ in POLICY_NUMBERS]
+ENVIRONMENT_ONLY = [name for name, _ in ENVIRONMENT_NUMBERS]
 FILL_IN_ONLY = [name for name, _ in FILL_IN_NUMBERS]
 NAMES = sorted({*POLICY_ONLY, *ENVIRONMENT_ONLY, *FILL_IN_ONLY, "graduated"})
 
 
-ENVIRONMENT = (ENVIRONMENT_PROMPT, ENVIRONMENT_COMPLETIONS)
+ENVIRONMENT = (ASKED_E4, ENVIRONMENT_COMPLETIONS)
 POLICY = (POLICY_PROMPT, POLICY_COMPLETIONS)
 FILL_IN = (FILL_IN_PROMPT, FILL_IN_COMPLETIONS)
 
 
-SHAPINGS: list[tuple[dict[str, Any], list[float]]] = [
+# Of the nine fields of a state 9, 8, 7, 5, 4 (castling, both counters, terminated) and none are right.
+ENVIRONMENT_LADDER = [
+    *ENVIRONMENT_COMPLETIONS[:4],
+    START.replace(" - ", " e3 ") + "+-1.0+0+1",
+    "8/8/8/8/8/8/8/8 w - e6 3 9+0.5+1+1",
+    "e2e4",
+]
+ENVIRONMENT_SHAPINGS: list[tuple[dict[str, Any], list[float]]] = [
+    ({}, [1, 0.8, 0.6, 0.6, 0.4, 0.2, -0.3]),
     # 0.2 + 0.8 * share of nine fields
-    ({"shaping": "linear"}, [1, 0.911111, 0.822222, 0.644444, -0.3]),
-    ({"shaping": "binary"}, [1, 0, 0, 0, -0.3]),
-    ({"shaping": "continuous"}, [1, 0.929600, 0.893333, 0.758335, -0.3]),
-    ({"thresholds": [0.6, 0.75]}, [1, 0.8, 0.8, 0.4, -0.3]),
+    ({"shaping": "linear"}, [1, 0.911111, 0.822222, 0.644444, 0.555556, 0.2, -0.3]),
+    ({"shaping": "binary"}, [1, 0, 0, 0, 0, 0, -0.3]),
+    # 0.2 + 0.8 (0.8 * state + 0.2 * outcome); the fifth state: squares 62 of 64, three of five fields,
+    # 0.2 + 0.75 (0.6 * 0.775700 + 0.4 * 3/5) = 0.729065; the sixth: 0.2 + 0.75 * 0.6 / 256
+    ({"shaping": "continuous"}, [1, 0.929600, 0.893333, 0.758335, 0.719935, 0.329125, -0.3]),
+    ({"thresholds": [0.6, 0.75]}, [1, 0.8, 0.8, 0.4, 0.4, 0.2, -0.3]),
+]
+POLICY_LADDER = [
+    PERFECT,
+    # best_move 0.815940, consistency 0.75, the rest 1: mean 0.913188
+    PERFECT.replace("B: g2g4", "B: h2h4"),
+    # that, candidates 0.4, evaluation 0.853704, legality 1, consistency 0.75: mean 0.763929
+    "M: g2g4 h2h4 E: 2.0 0.5 B: h2h4",
+    # best_move 1, legality 1/3, consistency 0.25: mean 0.316667
+    "M: a1a2 a1a3 E: 0.0 B: g2g4",
+    "M: a1a2 a1a2 E: 0.0 B: a1a3",
+    "g2g4",
+]
+POLICY_SHAPINGS: list[tuple[dict[str, Any], list[float]]] = [
+    ({}, [1, 0.8, 0.6, 0.4, 0.2, -0.3]),
+    ({"shaping": "binary"}, [1, 0, 0, 0, 0, -0.3]),
+    # The components of the policy are continuous already.
+    *(
+        ({"shaping": name}, [1, 0.930550, 0.811143, 0.453333, 0.2, -0.3])
+        for name in ("linear", "continuous")
+    ),
+]
+LADDERS = [
+    *((ASKED_E4, ENVIRONMENT_LADDER, *shaping) for shaping in ENVIRONMENT_SHAPINGS),
+    *((POLICY_PROMPT, POLICY_LADDER, *shaping) for shaping in POLICY_SHAPINGS),
 ]
 
 
@@ -109,7 +133,7 @@ SHAPINGS: list[tuple[dict[str, Any], list[float]]] = [
         *((ENVIRONMENT, {"name": name}, numbers) for name, numbers in ENVIRONMENT_NUMBERS),
         *((POLICY, {"name": name}, numbers) for name, numbers in POLICY_NUMBERS),
         *((FILL_IN, {"name": name}, numbers) for name, numbers in FILL_IN_NUMBERS),
-        *((ENVIRONMENT, {"name": "graduated", **spec}, numbers) for spec, numbers in SHAPINGS),
+        *(((asked, said), {"name": "graduated", **more}, n) for asked, said, more, n in LADDERS),
         # The row's own completion, which a data set's B would be taken from, is no truth.
         ((POLICY_PROMPT, ["M: h2h3 E: -3.0 B: h2h3"]), {"name": "policy_best_move"}, [0.200871]),
     ],
@@ -128,13 +152,11 @@ def test_every_reward_has_numbers_here_and_its_name_stays() -> None:
     )  # dashboard keys: a new name breaks the boards of old runs
 
 
-# --------------------------------------------------------------------------------------------------
-# Rows that a reward does not apply to
-# --------------------------------------------------------------------------------------------------
+# --- Rows that a reward does not apply to ---------------------------------------------------------
 def test_a_mixed_batch_gets_none_for_the_other_task_and_an_empty_one_nothing() -> None:
     for reward in get_reward_funcs(NAMES):
         numbers = reward(
-            prompts=[ENVIRONMENT_PROMPT, POLICY_PROMPT],
+            prompts=[ASKED_E4, POLICY_PROMPT],
             completions=[ENVIRONMENT_COMPLETIONS[0], PERFECT],
             action_values=[None, ACTION_VALUES],
         )
@@ -155,7 +177,7 @@ def test_rows_without_truth_are_a_share_of_the_rows_that_the_reward_judges() -> 
     logged = Means()
     (reward,) = get_reward_funcs([{"name": "policy_best_move"}])
     numbers = reward(
-        prompts=[ENVIRONMENT_PROMPT, *[POLICY_PROMPT] * 3],
+        prompts=[ASKED_E4, *[POLICY_PROMPT] * 3],
         completions=["", *[PERFECT] * 3],
         action_values=[None, None, ACTION_VALUES, ACTION_VALUES],
         log_metric=logged.log,
@@ -164,14 +186,12 @@ def test_rows_without_truth_are_a_share_of_the_rows_that_the_reward_judges() -> 
     assert logged == {"rewards/policy_best_move/without_truth": pytest.approx(1 / 3)}
 
 
-# --------------------------------------------------------------------------------------------------
-# Truth by the engine
-# --------------------------------------------------------------------------------------------------
+# --- Truth by the engine --------------------------------------------------------------------------
 def test_the_engine_is_asked_once_for_all_policy_rows_of_a_batch() -> None:
     labeller = FakeLabeller()
     (reward,) = get_reward_funcs(["policy_rank"], PolicyTruth(labeller))
     numbers = reward(
-        prompts=[ENVIRONMENT_PROMPT, *(f"P: {fen}" for fen in (*POSITIONS[:3], START))],
+        prompts=[ASKED_E4, *(f"P: {fen}" for fen in (*POSITIONS[:3], START))],
         completions=["", *["M: e1d1 E: 0.0 B: e1d1"] * 3, "M: a2a3 E: 0.0 B: a2a3"],
         action_values=[None] * 5,
     )
@@ -186,7 +206,7 @@ def test_a_row_that_the_engine_gave_up_on_has_no_reward_and_is_counted(name: str
     truth = PolicyTruth(FakeLabeller(refuse=[POSITIONS[1]]))
     (reward,) = get_reward_funcs([name], truth)
     first, second, _ = reward(
-        prompts=[f"P: {POSITIONS[0]}", f"P: {POSITIONS[1]}", ENVIRONMENT_PROMPT],
+        prompts=[f"P: {POSITIONS[0]}", f"P: {POSITIONS[1]}", ASKED_E4],
         completions=["M: e1d1 E: 1.0 B: e1d1", "M: e5d5 E: 1.0 B: e5d5", "e2e4"],
         action_values=[None] * 3,
         log_metric=logged.log,
@@ -229,9 +249,7 @@ def test_the_engine_and_its_values_stored_give_the_same_rewards(stockfish: str) 
     prompts, completions = map(list, zip(*rows, strict=True))
     with Labeller(args) as labeller:
         values = labeller.values([prompt.removeprefix("P: ") for prompt in prompts])
-    column = [
-        [{"move": move, "cp": cp} for move, cp in one.items()] for one in values if one is not None
-    ]
+    stored_values = [column(one) for one in values if one is not None]
     specs = [*POLICY_ONLY, "graduated"]
     rewards = {}
     with Labeller(args) as labeller:
@@ -240,18 +258,14 @@ def test_the_engine_and_its_values_stored_give_the_same_rewards(stockfish: str) 
             get_reward_funcs(specs), get_reward_funcs(specs, truth), strict=True
         ):
             rewards[asked.__name__] = numbers = asked(prompts, completions)
-            assert numbers == stored(prompts, completions, column)
+            assert numbers == stored(prompts, completions, stored_values)
             assert None not in numbers
         assert labeller.searched == len(POSITIONS)
     ranks = rewards["policy_rank"]
     assert min(ranks) == 0 and max(ranks) == 1 and len(set(ranks)) > 5
 
 
-# --------------------------------------------------------------------------------------------------
-# The registry
-# --------------------------------------------------------------------------------------------------
-
-
+# --- The registry ---------------------------------------------------------------------------------
 def test_a_weight_is_the_trainers_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     get_reward_funcs(["environment_exact", {"name": "graduated", "weight": 1.0}])
     assert not caplog.messages
@@ -287,14 +301,9 @@ def test_a_fault_names_the_value_and_the_remedy(specs: Any, words: list[str]) ->
 
 
 def test_all_faults_are_reported_together() -> None:
-    good = [{"name": name, "weight": 0.5} for name in NAMES if name != "graduated"]
-    assert check_reward_specs([*good, {"name": "graduated", "shaping": "linear"}]) == []
-    bad: list[dict[str, Any]] = [
-        {"name": "policy_formt"},
-        {"name": "graduated", "shaping": "cubic", "wait": 1},
-        {"name": "asymmetric"},
-        {"name": "asymmetric", "weight": 2.0},
-    ]
+    assert check_reward_specs([{"name": name, "weight": 0.5} for name in NAMES]) == []
+    bad: list[Any] = ["policy_formt", {"name": "graduated", "shaping": "cubic", "wait": 1}]
+    bad += [{"name": "asymmetric"}, {"name": "asymmetric", "weight": 2.0}]
     with pytest.raises(ConfigurationError) as caught:
         get_reward_funcs(bad)
     assert len(caught.value.faults) == 4

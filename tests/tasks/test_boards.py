@@ -1,7 +1,5 @@
 """Pictures: what they show is read out of the SVG, squares by python-chess's own numbering."""
 
-from __future__ import annotations
-
 from xml.etree import ElementTree
 
 import chess.svg
@@ -10,8 +8,8 @@ import pytest
 from rookworld_rlvr.tasks import boards
 from rookworld_rlvr.tasks.registry import TASKS
 
-START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
-AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
+from ..rows import AFTER_E4, START
+
 # DOMAIN.md's row, Black to move.
 BLACK = "2b3k1/Q4rqn/p2p4/4p3/p6p/2PP3P/BP3PP1/R5K1 b - - 0 34"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -108,9 +106,6 @@ def test_what_cannot_be_read_says_so(text: str) -> None:
     assert pieces(environment) == 32, "the true board alone"
 
 
-# --------------------------------------------------------------------------------------------------
-# Fill-in
-# --------------------------------------------------------------------------------------------------
 RANK = f"F: {START}+e2e4+e2e4+{AFTER_E4.replace('/4P3/', '/[MASK]/')}+0.001+0+0+"
 CASTLING = (
     "F: r3k2r/8/8/8/8/8/8/R3K2R w KQkq - 0 20+[MASK]+[MASK]+"

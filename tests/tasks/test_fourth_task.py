@@ -1,9 +1,7 @@
 """A task of one file: the number of legal moves. The package knows nothing of it but its registry."""
 
-from __future__ import annotations
-
-import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -21,9 +19,9 @@ from rookworld_rlvr.tasks.task import Sampling, Task
 from rookworld_rlvr.tasks.text import clean, parse_fen
 from rookworld_rlvr.tasks.types import Score, Values
 
+from ..rows import START, write_jsonl
 from ..scripted import Oracle
 
-START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 REWARDS = [{"name": "legal_moves_exact"}, {"name": "environment_exact"}]
 
 
@@ -71,17 +69,10 @@ def loaded(tmp_path: Path) -> LoadedData:
     ]
     rows = [f"N: {fen} {len(rules.legal_moves(fen))}" for fen in fens]
     assert {row[-1] for row in rows} == {"5"}
-    made = (
-        environment_row(prompt) for prompt, _ in zip(environment_prompts(0), rows, strict=False)
-    )
+    made = map(environment_row, islice(environment_prompts(0), len(rows)))
     rows += [join_row(row["prompt"], row["completion"]) for row in made]
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
-    data = load_data(
-        DataArguments(
-            dataset_name=str(file), tasks=["environment", "legal_moves"], heldout_share=0.3
-        )
-    )
+    name = write_jsonl(tmp_path / "rows.jsonl", rows)
+    data = load_data(DataArguments(name, tasks=["environment", "legal_moves"], heldout_share=0.3))
     require_truth(data, ["legal_moves"])
     assert not data.report.quarantined and data.report.train["legal_moves"] > 8
     return data

@@ -1,7 +1,5 @@
 """Properties: any text is scored, and what is written can be read again."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -39,11 +37,10 @@ from rookworld_rlvr.tasks.policy import (
 )
 from rookworld_rlvr.tasks.registry import split_row, task_of
 from rookworld_rlvr.tasks.text import clean
-from rookworld_rlvr.tasks.types import (
-    FILL_IN_FIELDS,
-    EnvironmentPrompt,
-    PolicyAnswer,
-)
+from rookworld_rlvr.tasks.types import FILL_IN_FIELDS, EnvironmentPrompt, PolicyAnswer
+
+from ..rows import AFTER_E4, ASKED_E4, PAWN_VALUES, PAWNS, START, column
+from ..rows import RIGHT_E4 as RIGHT_STATE
 
 # The same examples every time, and no folder of failures left in the checkout. For a longer search:
 # FUZZ_EXAMPLES=5000.
@@ -58,24 +55,10 @@ settings.register_profile(
 )
 settings.load_profile("rookworld")
 
-START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
-AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
-ENVIRONMENT_PROMPT = f"A: {START}+e2e4+e2e4+"
-RIGHT_STATE = f"{AFTER_E4}+0.001+0+0"
-
-POLICY_PROMPT = "P: 7k/8/8/8/8/8/5PPP/7K w - - 0 1"
-ACTION_VALUES = [
-    {"move": move, "cp": cp}
-    for move, cp in (
-        ("f2f4", 99_998),
-        ("g2g4", 100),
-        ("h2h4", 50),
-        ("f2f3", 0),
-        ("g2g3", 0),
-        ("h1g1", -1),
-        ("h2h3", -99_999),
-    )
-]
+POLICY_PROMPT = f"P: {PAWNS}"
+ACTION_VALUES = column(
+    {**PAWN_VALUES, "f2f4": 99_998, "h1g1": -1, "h2h3": -99_999}  # the first mates
+)
 FILL_IN_PROMPT = f"F: {START}+e2e4+e2e4+[MASK]+0.001+0+0+"
 RIGHT_ANALYSIS = "M: g2g4 f2f4 f2f3 h2h4 g2g3 E: 1.0 999.98 0.0 0.5 0.0 B: f2f4"
 
@@ -112,7 +95,7 @@ SHAPED = {
 def assert_scored(completion: str) -> None:
     """Every reward gives a number of its range, for a row of its task, and the same one twice."""
     batch = {
-        "prompts": [ENVIRONMENT_PROMPT, POLICY_PROMPT, FILL_IN_PROMPT],
+        "prompts": [ASKED_E4, POLICY_PROMPT, FILL_IN_PROMPT],
         "completions": [completion, completion, completion],
         "action_values": [None, ACTION_VALUES, None],
     }
@@ -132,9 +115,7 @@ def assert_scored(completion: str) -> None:
         assert fill_in is None
 
 
-# --------------------------------------------------------------------------------------------------
-# Any text is scored
-# --------------------------------------------------------------------------------------------------
+# --- Any text is scored ---------------------------------------------------------------------------
 # Pieces of right answers, and what looks like them: other digits, no numbers, control characters.
 PIECES = st.sampled_from(
     [
@@ -184,8 +165,8 @@ def forgiven(text: str) -> str:
 @given(mutated(RIGHT_STATE))
 def test_near_misses_of_a_state_are_scored_and_only_the_state_itself_is_exact(text: str) -> None:
     assert_scored(text)
-    (exact,) = REWARDS["environment_exact"]([ENVIRONMENT_PROMPT], [text])
-    (state,) = REWARDS["environment_state"]([ENVIRONMENT_PROMPT], [text])
+    (exact,) = REWARDS["environment_exact"]([ASKED_E4], [text])
+    (state,) = REWARDS["environment_state"]([ASKED_E4], [text])
     said = forgiven(text).replace(" ", "").split("+")
     fen_is_right = said[0] == AFTER_E4.replace(" ", "")
     if exact:
@@ -233,9 +214,7 @@ def test_a_parser_raises_no_other_error_than_its_own(text: str) -> None:
             parse(text)
 
 
-# --------------------------------------------------------------------------------------------------
-# Records with a mask
-# --------------------------------------------------------------------------------------------------
+# --- Records with a mask --------------------------------------------------------------------------
 FILL_IN_CASES = 10_000
 LETTERS = [*"pnbrqkPNBRQK12345678/ -+abcdefgh.wF:0", "[MASK]", "[", "<|endoftext|>", "\n", "٣", ""]
 
@@ -276,9 +255,7 @@ def test_any_record_and_any_completion_is_scored_or_has_no_truth() -> None:
 FILL_IN_SCORES = ("format", "exact", "similarity")
 
 
-# --------------------------------------------------------------------------------------------------
-# What is written can be read again
-# --------------------------------------------------------------------------------------------------
+# --- What is written can be read again ------------------------------------------------------------
 @st.composite
 def games(draw: st.DrawFn) -> chess.Board:
     """A position after up to 60 legal plies, its moves on the stack, one more to play."""
@@ -293,21 +270,17 @@ def games(draw: st.DrawFn) -> chess.Board:
 
 
 UCI = st.from_regex(r"\A[a-h][1-8][a-h][1-8][nbrq]?\Z")
-PAWNS = st.integers(-100_000, 100_000).map(lambda cp: cp / 100)  # what centipawns can give
+EVALUATIONS = st.integers(-100_000, 100_000).map(lambda cp: cp / 100)  # what centipawns can give
 ACTIONS = st.one_of(UCI, st.just("0000"), st.from_regex(r"\A[a-z0-9#=-]{1,6}\Z"))
 
 
-@given(st.lists(UCI, min_size=1, max_size=5), st.lists(PAWNS, min_size=1, max_size=5), UCI)
+@given(st.lists(UCI, min_size=1, max_size=5), st.lists(EVALUATIONS, min_size=1, max_size=5), UCI)
 def test_policy_answers_round_trip(moves: list[str], pawns: list[float], best: str) -> None:
     answer = PolicyAnswer(tuple(moves), tuple(pawns), best)
     assert parse_policy_answer(write_policy_answer(answer)) == answer
 
 
-# --------------------------------------------------------------------------------------------------
-# Truth and references
-# --------------------------------------------------------------------------------------------------
-
-
+# --- Truth and references -------------------------------------------------------------------------
 @given(games(), st.data())
 def test_the_truth_itself_is_exact_for_every_environment_reward(
     board: chess.Board, data: st.DataObject
@@ -332,16 +305,12 @@ def test_the_reference_analysis_is_perfect_for_every_policy_reward(
     values = dict(zip(moves, cps, strict=True))
     answer = write_policy_answer(policy_reference(board.fen(), values))
     prompt = write_policy_prompt(board.fen())
-    column = [[{"move": move, "cp": cp} for move, cp in values.items()]]
     for name in RANGES:
         if not name.startswith(("environment_", "fill_in_")) and name != "asymmetric":
-            assert REWARDS[name]([prompt], [answer], column) == [1.0], name
+            assert REWARDS[name]([prompt], [answer], [column(values)]) == [1.0], name
 
 
-@given(
-    st.dictionaries(UCI, st.integers(-99_999, 99_999), min_size=1, max_size=40),
-    st.data(),
-)
+@given(st.dictionaries(UCI, st.integers(-99_999, 99_999), min_size=1, max_size=40), st.data())
 def test_a_better_move_is_never_worse_by_regret_rank_or_quality(
     values: dict[str, int], data: st.DataObject
 ) -> None:

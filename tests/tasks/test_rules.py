@@ -1,14 +1,12 @@
 """Ground truth is written out by hand, or is a perft number that the chess world agrees on."""
 
-from __future__ import annotations
-
 import pytest
 
 from rookworld_rlvr.common.errors import IllegalPositionError
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.types import EnvironmentAnswer
 
-START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+from ..rows import AFTER_E4, START
 
 # Nodes at depth 3: https://www.chessprogramming.org/Perft_Results
 PERFT = {
@@ -20,8 +18,6 @@ PERFT = {
     # Promotions with capture, castling rights lost to them.
     "r3k2r/Pppp1ppp/1b3nbN/nP6/BBP1P3/q4N2/Pp1P2PP/R2Q1RK1 w kq - 0 1": 9_467,
 }
-
-AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
 
 
 CONTINUES = (0.001, False, False)
@@ -44,9 +40,6 @@ def test_perft_through_transitions(fen: str) -> None:
     assert perft(fen, 3) == PERFT[fen]
 
 
-# --------------------------------------------------------------------------------------------------
-# Moves: position, action, next state, outcome
-# --------------------------------------------------------------------------------------------------
 ALL_RIGHTS = "r3k2r/8/8/8/8/8/8/R3K2R {} KQkq - 3 10"
 WHITE_CASTLES, BLACK_CASTLES = ALL_RIGHTS.format("w"), ALL_RIGHTS.format("b")
 
@@ -68,13 +61,9 @@ CASTLING = [
 
 EN_PASSANT = [
     # No capture, no square.
-    (START, "e2e4", "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"),
+    (START, "e2e4", AFTER_E4),
     (START, "d2d4", "rnbqkbnr/pppppppp/8/8/3P4/8/PPP1PPPP/RNBQKBNR b KQkq - 0 1"),
-    (
-        "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1",
-        "c7c5",
-        "rnbqkbnr/pp1ppppp/8/2p5/4P3/8/PPPP1PPP/RNBQKBNR w KQkq - 0 2",
-    ),
+    (AFTER_E4, "c7c5", "rnbqkbnr/pp1ppppp/8/2p5/4P3/8/PPPP1PPP/RNBQKBNR w KQkq - 0 2"),
     # A legal capture is named, for both sides.
     ("4k3/8/8/8/1p6/8/P7/4K3 w - - 0 1", "a2a4", "4k3/8/8/8/Pp6/8/8/4K3 b - a3 0 1"),
     ("4k3/p7/8/1P6/8/8/8/4K3 b - - 0 1", "a7a5", "4k3/8/8/pP6/8/8/8/4K3 w - a6 0 2"),
@@ -118,11 +107,6 @@ CLOCKS = [
 ]
 
 
-@pytest.mark.parametrize(("fen", "action", "after"), [*CASTLING, *EN_PASSANT, *PROMOTION, *CLOCKS])
-def test_the_game_goes_on(fen: str, action: str, after: str) -> None:
-    assert rules.transition(fen, action) == EnvironmentAnswer(after, *CONTINUES)
-
-
 ENDS = [
     (  # fool's mate
         "rnbqkbnr/pppp1ppp/8/4p3/6P1/5P2/PPPPP2P/RNBQKBNR b KQkq - 0 2",
@@ -153,53 +137,41 @@ ENDS = [
 ]
 
 
-@pytest.mark.parametrize(("fen", "action", "after", "outcome"), ENDS)
-def test_ends_of_games(fen: str, action: str, after: str, outcome: Outcome) -> None:
+NO_MOVES = [
+    *("e2e5", "e7e5", "e1e2", "a1a1", "e1g1", "d1h5"),  # well-formed, illegal
+    "0000",  # the null move is no move in chess
+    *("", " ", "e4", "Nf3", "O-O", "E2E4", "e2-e4", "e2e4 ", " e2e4", "e2e4e5", "e2e9", "--"),
+    *("e2e4q", "e2e4k", "P@e4", "xyzzy", "é2e4", "e2e４", "\x00", "e2e4\n", "x" * 10_000),
+]
+FORBIDDEN = [
+    ("4k3/8/8/8/8/5r2/8/4K2R w K - 0 1", "e1g1"),  # across an attacked square
+    ("4k3/4r3/8/8/8/8/8/4K2R w K - 0 1", "e1g1"),  # out of check
+    ("4k3/8/8/8/8/8/6r1/4K2R w K - 0 1", "e1g1"),  # into check
+    ("4k3/8/8/8/8/8/8/4K2R w - - 0 1", "e1g1"),  # without the right
+    ("4k3/8/8/8/8/8/8/4K2R w K - 0 1", "e1g1q"),  # castling to a queen
+    ("4k3/8/8/8/8/8/8/4K2R w K - 0 1", "e1h1q"),
+    ("4k3/8/8/8/8/8/8/RN2K3 w Q - 0 1", "e1c1"),  # across the own knight
+    ("4k3/8/8/8/Pp6/8/8/4K3 b - - 0 1", "b4a3"),  # en passant, too late
+    ("3k4/8/8/8/3pP3/8/8/3RK3 b - - 0 1", "d4e3"),  # en passant, pinned
+    ("7k/P6p/8/8/8/8/8/K7 w - - 0 1", "a7a8"),  # promotion to nothing
+    ("7k/P6p/8/8/8/8/8/K7 w - - 0 1", "a7a8k"),
+    ("7k/P6p/8/8/8/8/8/K7 w - - 0 1", "a7a8Q"),
+    ("4k3/4r3/8/8/8/8/4R3/4K3 w - - 0 1", "e2d2"),  # the rook is pinned
+    ("R5k1/5ppp/8/8/8/8/8/6K1 b - - 1 1", "g8g7"),  # the game is over
+]
+
+
+@pytest.mark.parametrize(
+    ("fen", "action", "after", "outcome"),
+    [
+        *((*case, CONTINUES) for case in (*CASTLING, *EN_PASSANT, *PROMOTION, *CLOCKS)),
+        *ENDS,
+        *((START, action, START, ILLEGAL) for action in NO_MOVES),
+        *((fen, action, fen, ILLEGAL) for fen, action in FORBIDDEN),
+    ],
+)
+def test_transitions(fen: str, action: str, after: str, outcome: Outcome) -> None:
     assert rules.transition(fen, action) == EnvironmentAnswer(after, *outcome)
-
-
-# --------------------------------------------------------------------------------------------------
-# Actions that are none
-# --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    "action",
-    [
-        *("e2e5", "e7e5", "e1e2", "a1a1", "e1g1", "d1h5"),  # well-formed, illegal
-        "0000",  # the null move is no move in chess
-        *("", " ", "e4", "Nf3", "O-O", "E2E4", "e2-e4", "e2e4 ", " e2e4", "e2e4e5", "e2e9", "--"),
-        *("e2e4q", "e2e4k", "P@e4", "xyzzy", "é2e4", "e2e４", "\x00", "e2e4\n", "x" * 10_000),
-    ],
-)
-def test_an_illegal_or_unreadable_action_leaves_the_state(action: str) -> None:
-    assert rules.transition(START, action) == EnvironmentAnswer(START, *ILLEGAL)
-
-
-@pytest.mark.parametrize(
-    ("fen", "action"),
-    [
-        ("4k3/8/8/8/8/5r2/8/4K2R w K - 0 1", "e1g1"),  # across an attacked square
-        ("4k3/4r3/8/8/8/8/8/4K2R w K - 0 1", "e1g1"),  # out of check
-        ("4k3/8/8/8/8/8/6r1/4K2R w K - 0 1", "e1g1"),  # into check
-        ("4k3/8/8/8/8/8/8/4K2R w - - 0 1", "e1g1"),  # without the right
-        ("4k3/8/8/8/8/8/8/4K2R w K - 0 1", "e1g1q"),  # castling to a queen
-        ("4k3/8/8/8/8/8/8/4K2R w K - 0 1", "e1h1q"),
-        ("4k3/8/8/8/8/8/8/RN2K3 w Q - 0 1", "e1c1"),  # across the own knight
-        ("4k3/8/8/8/Pp6/8/8/4K3 b - - 0 1", "b4a3"),  # en passant, too late
-        ("3k4/8/8/8/3pP3/8/8/3RK3 b - - 0 1", "d4e3"),  # en passant, pinned
-        ("7k/P6p/8/8/8/8/8/K7 w - - 0 1", "a7a8"),  # promotion to nothing
-        ("7k/P6p/8/8/8/8/8/K7 w - - 0 1", "a7a8k"),
-        ("7k/P6p/8/8/8/8/8/K7 w - - 0 1", "a7a8Q"),
-        ("4k3/4r3/8/8/8/8/4R3/4K3 w - - 0 1", "e2d2"),  # the rook is pinned
-        ("R5k1/5ppp/8/8/8/8/8/6K1 b - - 1 1", "g8g7"),  # the game is over
-    ],
-)
-def test_moves_that_the_laws_forbid(fen: str, action: str) -> None:
-    assert rules.transition(fen, action) == EnvironmentAnswer(fen, *ILLEGAL)
-
-
-# --------------------------------------------------------------------------------------------------
-# Positions
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -226,11 +198,7 @@ def test_no_positions_are_errors_that_quote_them(fen: str) -> None:
 def test_the_clocks_do_not_make_another_position_but_everything_else_does() -> None:
     fen = "r3k2r/8/8/8/8/8/8/R3K2R w KQkq - 3 10"
     assert rules.position_key(fen) == rules.position_key(fen.replace("3 10", "0 99"))
-    others = [
-        fen.replace(" w ", " b "),
-        fen.replace("KQkq", "KQ"),
-        fen.replace("R3K2R", "R3K1R1"),
-    ]
+    others = [fen.replace(" w ", " b "), fen.replace("KQkq", "KQ"), fen.replace("R3K2R", "R3K1R1")]
     assert len({rules.position_key(other) for other in [fen, *others]}) == 4
 
 

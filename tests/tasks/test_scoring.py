@@ -1,7 +1,5 @@
 """Numbers are worked out by hand, in the comments, not taken from the code."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import get_args
@@ -21,21 +19,9 @@ from rookworld_rlvr.tasks.policy import (
 from rookworld_rlvr.tasks.registry import score_row
 from rookworld_rlvr.tasks.types import Score
 
-START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
-AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
-GOES_ON = "+0.001+0+0"
+from ..rows import AFTER_E4, PAWN_VALUES, PAWNS, START
 
-# Seven legal moves of 7k/8/8/8/8/8/5PPP/7K w - - 0 1, with made-up values in centipawns.
-VALUES = {
-    "f2f4": 100,
-    "g2g4": 100,
-    "h2h4": 50,
-    "f2f3": 0,
-    "g2g3": 0,
-    "h1g1": 0,
-    "h2h3": -300,
-}
-PERFECT = "M: g2g4 f2f4 h1g1 h2h4 g2g3 E: 1.0 1.0 0.0 0.5 0.0 B: g2g4"
+GOES_ON = "+0.001+0+0"
 
 
 def environment(completion: str) -> Score:
@@ -43,12 +29,10 @@ def environment(completion: str) -> Score:
 
 
 def policy(completion: str) -> Score:
-    return score_policy(VALUES, completion)
+    return score_policy(PAWN_VALUES, completion)
 
 
-# --------------------------------------------------------------------------------------------------
-# Environment
-# --------------------------------------------------------------------------------------------------
+# --- Environment ----------------------------------------------------------------------------------
 def test_the_right_answer_has_every_component_1() -> None:
     score = environment(AFTER_E4 + GOES_ON)
     assert dict(score) == dict.fromkeys(ENVIRONMENT_COMPONENTS, 1.0)
@@ -109,9 +93,7 @@ def test_position_is_the_first_four_fields_whatever_follows(completion: str, rig
     assert environment(completion)["position"] == float(right)
 
 
-# --------------------------------------------------------------------------------------------------
-# Lichess's formulas, https://lichess.org/page/accuracy
-# --------------------------------------------------------------------------------------------------
+# --- Lichess's formulas, https://lichess.org/page/accuracy ----------------------------------------
 @pytest.mark.parametrize(
     ("cp", "probability"),
     [
@@ -149,11 +131,7 @@ def test_move_accuracy(loss: float, accuracy: float) -> None:
     assert move_accuracy(loss) == pytest.approx(accuracy, abs=1e-6)
 
 
-# --------------------------------------------------------------------------------------------------
-# Policy
-# --------------------------------------------------------------------------------------------------
-
-
+# --- Policy ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("best", "quality", "regret", "rank"),
     [
@@ -167,12 +145,7 @@ def test_move_accuracy(loss: float, accuracy: float) -> None:
             0.908974,
             4 / 7,
         ),  # loses 0.091026; shares the fourth place with two others
-        (
-            "h2h3",
-            0.200871,
-            0.657849,
-            1 / 7,
-        ),  # loses 0.342151; the worst, yet legal
+        ("h2h3", 0.200871, 0.657849, 1 / 7),  # loses 0.342151; the worst, yet legal
         ("h1h2", 0.0, 0.0, 0.0),  # illegal
     ],
 )
@@ -187,132 +160,49 @@ def test_quality_regret_and_rank_of_the_best_move(
 
 
 @pytest.mark.parametrize(
-    ("moves", "overlap"),
+    ("component", "completion", "value"),
     [
-        ("g2g4 f2f4 h2h4 h1g1 g2g3", 1.0),
-        ("g2g4 f2f4 h2h4 h1g1 f2f3", 1.0),  # three moves share the fourth to sixth place
-        ("h1g1 f2f3 g2g3", 0.6),
-        ("g2g4 f2f4", 0.4),
-        ("g2g4 g2g4 g2g4", 0.2),  # once
-        ("g2g4 h2h3 a1a8", 0.2),
-        ("h2h3", 0.0),
-        ("a1a8", 0.0),
-    ],
-)
-def test_candidates_overlap_with_the_top_five(moves: str, overlap: float) -> None:
-    assert policy(f"M: {moves} E: 0.0 B: g2g4")["candidates"] == pytest.approx(overlap)
-
-
-@pytest.mark.parametrize(
-    ("moves", "evaluations", "accuracy"),
-    [
-        ("g2g4 h2h4", "1.0 0.5", 1.0),
+        # Of the top five, where three moves share the fourth to sixth place.
+        ("candidates", "M: g2g4 f2f4 h2h4 h1g1 g2g3 E: 0.0 B: g2g4", 1.0),
+        ("candidates", "M: g2g4 f2f4 h2h4 h1g1 f2f3 E: 0.0 B: g2g4", 1.0),
+        ("candidates", "M: h1g1 f2f3 g2g3 E: 0.0 B: g2g4", 0.6),
+        ("candidates", "M: g2g4 f2f4 E: 0.0 B: g2g4", 0.4),
+        ("candidates", "M: g2g4 g2g4 g2g4 E: 0.0 B: g2g4", 0.2),  # once
+        ("candidates", "M: g2g4 h2h3 a1a8 E: 0.0 B: g2g4", 0.2),
+        ("candidates", "M: h2h3 E: 0.0 B: g2g4", 0.0),
+        ("candidates", "M: a1a8 E: 0.0 B: g2g4", 0.0),
+        ("evaluation", "M: g2g4 h2h4 E: 1.0 0.5 B: g2g4", 1.0),
         # One pawn off: 0.5 / 2 + 0.5 (1 - (0.676212 - 0.591026)) = 0.707407.
-        ("g2g4", "2.0", 0.707407),
-        ("g2g4 h2h4", "2.0 0.5", 0.853704),  # mean with 1
+        ("evaluation", "M: g2g4 E: 2.0 B: g2g4", 0.707407),
+        ("evaluation", "M: g2g4 h2h4 E: 2.0 0.5 B: g2g4", 0.853704),  # mean with 1
         # Another's view: two pawns off, 0.5 / 3 + 0.5 (1 - (0.591026 - 0.408974)).
-        ("g2g4", "-1.0", 0.575641),
+        ("evaluation", "M: g2g4 E: -1.0 B: g2g4", 0.575641),
         # Centipawns instead of pawns: 0.5 / 100 + 0.5 (1 - (1 - 0.591026)).
-        ("g2g4", "100", 0.300513),
-        ("g2g4 a1a8", "1.0 1.0", 0.5),  # an illegal move gives 0
-        ("g2g4 h2h4", "1.0", 0.5),  # a move without evaluation gives 0
-        ("g2g4", "1.0 0.5", 0.5),  # an evaluation without move gives 0
-        ("a1a8", "0.0", 0.0),
+        ("evaluation", "M: g2g4 E: 100 B: g2g4", 0.300513),
+        ("evaluation", "M: g2g4 a1a8 E: 1.0 1.0 B: g2g4", 0.5),  # an illegal move gives 0
+        ("evaluation", "M: g2g4 h2h4 E: 1.0 B: g2g4", 0.5),  # a move without evaluation gives 0
+        ("evaluation", "M: g2g4 E: 1.0 0.5 B: g2g4", 0.5),  # an evaluation without move gives 0
+        ("evaluation", "M: a1a8 E: 0.0 B: g2g4", 0.0),
+        ("consistency", "M: h2h3 g2g4 E: 0.5 0.1 B: h2h3", 1.0),  # if wrong
+        ("consistency", "M: g2g4 f2f4 E: 0.5 0.5 B: f2f4", 1.0),  # one of two highest
+        ("consistency", "M: g2g4 f2f4 E: 0.1 0.5 B: g2g4", 0.75),  # B is not the highest
+        ("consistency", "M: g2g4 f2f4 E: 0.1 0.5 B: h2h4", 0.5),  # nor in M
+        ("consistency", "M: g2g4 f2f4 E: 0.5 B: g2g4", 0.75),  # E is short
+        ("consistency", "M: g2g4 f2f4 E: 0.5 B: f2f4", 0.5),  # E is short, and lacks B's
+        ("consistency", "M: g2g4 g2g4 E: 0.5 0.1 B: g2g4", 0.75),  # a move twice
+        ("consistency", "M: a1a8 a1a8 E: 0.5 B: g2g4", 0.0),
     ],
 )
-def test_evaluation_accuracy(moves: str, evaluations: str, accuracy: float) -> None:
-    score = policy(f"M: {moves} E: {evaluations} B: g2g4")
-    assert score["evaluation"] == pytest.approx(accuracy, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("completion", "share"),
-    [
-        ("M: h2h3 g2g4 E: 0.5 0.1 B: h2h3", 1.0),  # consistent, if wrong
-        ("M: g2g4 f2f4 E: 0.5 0.5 B: f2f4", 1.0),  # one of two highest
-        ("M: g2g4 f2f4 E: 0.1 0.5 B: g2g4", 0.75),  # B is not the highest
-        ("M: g2g4 f2f4 E: 0.1 0.5 B: h2h4", 0.5),  # B is not in M, so not the highest either
-        ("M: g2g4 f2f4 E: 0.5 B: g2g4", 0.75),  # E is short
-        ("M: g2g4 f2f4 E: 0.5 B: f2f4", 0.5),  # E is short, and lacks B's
-        ("M: g2g4 g2g4 E: 0.5 0.1 B: g2g4", 0.75),  # a move twice
-        ("M: a1a8 a1a8 E: 0.5 B: g2g4", 0.0),
-    ],
-)
-def test_consistency_is_the_share_of_four_rules(completion: str, share: float) -> None:
-    assert policy(completion)["consistency"] == share
+def test_components_of_a_policy_answer(component: str, completion: str, value: float) -> None:
+    assert policy(completion)[component] == pytest.approx(value, abs=1e-6)
 
 
 def test_the_reference_is_the_engines_top_five_with_the_right_best_move() -> None:
-    fen = "7k/8/8/8/8/8/5PPP/7K w - - 0 1"
-    answer = policy_reference(fen, VALUES)
+    answer = policy_reference(PAWNS, PAWN_VALUES)
     assert answer.best_move == "f2f4"
-    assert dict(zip(answer.moves, answer.evaluations, strict=True)) == {
-        "f2f4": 1.0,
-        "g2g4": 1.0,
-        "h2h4": 0.5,
-        "f2f3": 0.0,
-        "g2g3": 0.0,
-    }
-    assert answer == policy_reference(fen, VALUES)
+    moves = dict(zip(answer.moves, answer.evaluations, strict=True))
+    assert moves == {"f2f4": 1.0, "g2g4": 1.0, "h2h4": 0.5, "f2f3": 0.0, "g2g3": 0.0}
+    assert answer == policy_reference(PAWNS, PAWN_VALUES)
     score = policy(write_policy_answer(answer))
     assert score["expected_score"] == pytest.approx(0.5910, abs=1e-4), "Lichess's of 100 centipawns"
     assert {**score, "expected_score": 1} == dict.fromkeys(POLICY_COMPONENTS, 1.0)
-
-
-# --------------------------------------------------------------------------------------------------
-# Both tasks on one scale
-# --------------------------------------------------------------------------------------------------
-ENVIRONMENT_LADDER = [
-    # completion, then graduated, linear, binary and continuous
-    (AFTER_E4 + GOES_ON, 1.0, 1.0, 1.0, 1.0),
-    # 8 of 9 fields; state 0.89: 0.2 + 0.8 (0.8 * 0.89 + 0.2)
-    (AFTER_E4.replace(" - ", " e3 ") + GOES_ON, 0.8, 0.911111, 0.0, 0.929600),
-    # 7 of 9; 0.2 + 0.8 (0.8 + 0.2 / 3)
-    (AFTER_E4 + "+0.5+1+0", 0.6, 0.822222, 0.0, 0.893333),
-    # 5 of 9; 0.2 + 0.8 (0.8 * 0.789065 + 0.2 / 3)
-    (START + "+-1.0+0+1", 0.6, 0.644444, 0.0, 0.758335),
-    # 4 of 9: castling, both counters, terminated. Squares 62 of 64, three of five fields:
-    # state 0.2 + 0.75 (0.6 * 0.775700 + 0.4 * 3/5) = 0.729065
-    (START.replace(" - ", " e3 ") + "+-1.0+0+1", 0.4, 0.555556, 0.0, 0.719935),
-    # None of 9; state 0.2 + 0.75 * 0.6 / 256 = 0.201758
-    ("8/8/8/8/8/8/8/8 w - e6 3 9+0.5+1+1", 0.2, 0.2, 0.0, 0.329125),
-    ("e2e4", -0.3, -0.3, -0.3, -0.3),
-]
-
-POLICY_LADDER = [
-    (PERFECT, 1.0, 1.0, 1.0),
-    # best_move 0.815940, consistency 0.75, the rest 1: mean 0.913188
-    (PERFECT.replace("B: g2g4", "B: h2h4"), 0.8, 0.930550, 0.0),
-    # best_move 0.815940, candidates 0.4, evaluation 0.853704, legality 1, consistency 0.75:
-    # mean 0.763929
-    ("M: g2g4 h2h4 E: 2.0 0.5 B: h2h4", 0.6, 0.811143, 0.0),
-    # best_move 1, legality 1/3, consistency 0.25: mean 0.316667
-    ("M: a1a2 a1a3 E: 0.0 B: g2g4", 0.4, 0.453333, 0.0),
-    ("M: a1a2 a1a2 E: 0.0 B: a1a3", 0.2, 0.2, 0.0),
-    ("g2g4", -0.3, -0.3, -0.3),
-]
-
-
-@pytest.mark.parametrize(
-    ("completion", "graduated", "linear", "binary", "continuous"), ENVIRONMENT_LADDER
-)
-def test_ladder_of_the_environment(
-    completion: str, graduated: float, linear: float, binary: float, continuous: float
-) -> None:
-    score = environment(completion)
-    assert composites.graduated(score) == graduated
-    assert composites.graduated(score, "graduated") == graduated
-    assert composites.graduated(score, "linear") == pytest.approx(linear, abs=1e-6)
-    assert composites.graduated(score, "binary") == binary
-    assert composites.graduated(score, "continuous") == pytest.approx(continuous, abs=1e-6)
-
-
-@pytest.mark.parametrize(("completion", "graduated", "linear", "binary"), POLICY_LADDER)
-def test_ladder_of_the_policy(
-    completion: str, graduated: float, linear: float, binary: float
-) -> None:
-    score = policy(completion)
-    assert composites.graduated(score) == graduated
-    assert composites.graduated(score, "binary") == binary
-    for shaping in ("linear", "continuous"):  # the components of the policy are continuous already
-        assert composites.graduated(score, shaping) == pytest.approx(linear, abs=1e-6)

@@ -1,15 +1,11 @@
-from __future__ import annotations
-
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rookworld_rlvr.common.errors import NotationError
 from rookworld_rlvr.tasks import text as notation
-from rookworld_rlvr.tasks.environment import (
-    parse_environment_prompt,
-    write_environment_prompt,
-)
+from rookworld_rlvr.tasks.environment import parse_environment_prompt, write_environment_prompt
 from rookworld_rlvr.tasks.policy import (
     parse_policy_answer,
     parse_policy_prompt,
@@ -17,14 +13,12 @@ from rookworld_rlvr.tasks.policy import (
     write_policy_prompt,
 )
 from rookworld_rlvr.tasks.registry import join_row, split_row, task_of
-from rookworld_rlvr.tasks.types import (
-    PolicyAnswer,
-)
+from rookworld_rlvr.tasks.types import PolicyAnswer
+
+from ..rows import AFTER_E4, START
 
 REAL_ROWS = Path(__file__).parents[3] / "shared" / "data" / "rook_val_500.txt"
 
-START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
-AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
 ENVIRONMENT_ROW = f"A: {START}+e2e4+e2e4+{AFTER_E4}+0.001+0+0"
 
 # One line of the public data, columns and all.
@@ -42,9 +36,6 @@ POLICY_ANSWER = PolicyAnswer(
 )
 
 
-# --------------------------------------------------------------------------------------------------
-# Rows
-# --------------------------------------------------------------------------------------------------
 @pytest.mark.skipif(not REAL_ROWS.is_file(), reason="the real rows are not beside the repository")
 def test_every_real_row_round_trips() -> None:
     rows = REAL_ROWS.read_text().splitlines()
@@ -103,38 +94,6 @@ def test_the_prefix_names_the_task(text: str, task: str) -> None:
     assert task_of(text) == task
 
 
-# --------------------------------------------------------------------------------------------------
-# Policy
-# --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "M: e2e4 E: 0.1",
-        "M:  E: 0.1 B: e2e4",
-        "E: 0.1 M: e2e4 B: e2e4",
-        "M: e2e4 E: 0.1 B: e2e4 and more",
-        "so M: e2e4 E: 0.1 B: e2e4",
-        "M: a2a3 b2b3 c2c3 d2d3 e2e3 f2f3 E: 0.1 B: a2a3",
-        "M: a2a3 E: 1 2 3 4 5 6 B: a2a3",
-        "M: e2e9 E: 0.1 B: e2e4",
-        "M: e2e4\nE: 0.1 B: e2e4",
-        "M: e2e4 E: 0.1 B: e2e4++",
-        "M: e2e4, d2d4 E: 0.1 B: e2e4",
-        "M: e2e４ E: 0.1 B: e2e4",
-        "M: e2e4 E: nan B: e2e4",
-    ],
-)
-def test_unreadable_policy_answers(text: str) -> None:
-    with pytest.raises(NotationError):
-        parse_policy_answer(text)
-
-
-# --------------------------------------------------------------------------------------------------
-# Environment
-# --------------------------------------------------------------------------------------------------
 def test_history_is_oldest_first_and_at_most_ten() -> None:
     ten = tuple(f"a{rank}b{rank}" for rank in range(1, 6)) * 2
     text = f"A: {START}+{ten[-1]}+{' '.join(ten)}+"
@@ -145,45 +104,36 @@ def test_history_is_oldest_first_and_at_most_ten() -> None:
         parse_environment_prompt(f"A: {START}+e2e4+{' '.join([*ten, 'e2e4'])}+")
 
 
-# --------------------------------------------------------------------------------------------------
-# Fields
-# --------------------------------------------------------------------------------------------------
 BOARD = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR"
-
-
-@pytest.mark.parametrize(
-    "fen",
-    [
-        "",
-        BOARD,
-        f"{BOARD} w KQkq - 0",
+MALFORMED: dict[Callable[[str], object], list[str]] = {
+    parse_policy_answer: [
+        *("", "M: e2e4 E: 0.1", "M:  E: 0.1 B: e2e4", "E: 0.1 M: e2e4 B: e2e4"),
+        *("M: e2e4 E: 0.1 B: e2e4 and more", "so M: e2e4 E: 0.1 B: e2e4"),
+        *("M: a2a3 b2b3 c2c3 d2d3 e2e3 f2f3 E: 0.1 B: a2a3", "M: a2a3 E: 1 2 3 4 5 6 B: a2a3"),
+        *("M: e2e9 E: 0.1 B: e2e4", "M: e2e4\nE: 0.1 B: e2e4", "M: e2e4 E: 0.1 B: e2e4++"),
+        *("M: e2e4, d2d4 E: 0.1 B: e2e4", "M: e2e４ E: 0.1 B: e2e4", "M: e2e4 E: nan B: e2e4"),
+    ],
+    notation.parse_fen: [
+        *("", BOARD, f"{BOARD} w KQkq - 0", f"{BOARD}/8 w KQkq - 0 1"),
         f"{BOARD[:-1]} w KQkq - 0 1",  # seven squares in a rank
-        f"{BOARD}/8 w KQkq - 0 1",
         f"{BOARD.replace('/8', '/9', 1)} w KQkq - 0 1",
         f"{BOARD.replace('R', 'X')} w KQkq - 0 1",
-        f"{BOARD} white KQkq - 0 1",
-        f"{BOARD} w qkQK - 0 1",
-        f"{BOARD} w KQkq e4 0 1",
-        f"{BOARD} w KQkq - -1 1",
-        f"{BOARD} w KQkq - 0 １",
-        f"{BOARD} w KQkq - 0 1234567",
+        *(f"{BOARD} white KQkq - 0 1", f"{BOARD} w qkQK - 0 1", f"{BOARD} w KQkq e4 0 1"),
+        *(f"{BOARD} w KQkq - -1 1", f"{BOARD} w KQkq - 0 １", f"{BOARD} w KQkq - 0 1234567"),
         f"{BOARD}\tw\tKQkq\t-\t0\t1",
     ],
-)
-def test_malformed_fens(fen: str) -> None:
-    with pytest.raises(NotationError):
-        notation.parse_fen(fen)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+    notation.parse_decimal: [
         *("", "-", ".", ".5", "5.", "+1", "--1", "1e3", "1E-3", "0x1", "1_000", "1,5", " 1", "1\n"),
         *("nan", "NaN", "-nan", "inf", "-inf", "Infinity", "None"),
         *("٣", "１.５", "²", "½", "Ⅷ", "௧", "0.٥"),  # digits and numerals of other scripts
         *("9" * 21, "0." + "9" * 21),
     ],
+}
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"), [(parse, text) for parse, texts in MALFORMED.items() for text in texts]
 )
-def test_no_decimals(text: str) -> None:
+def test_what_cannot_be_read(parse: Callable[[str], object], text: str) -> None:
     with pytest.raises(NotationError):
-        notation.parse_decimal(text)
+        parse(text)

@@ -1,14 +1,6 @@
-"""Run by two processes: a recipe of each family, from the start and from a checkpoint.
+"""Run by two processes: a recipe of each family, from the start and from a checkpoint."""
 
-accelerate launch --cpu --num_processes 2 --module tests.training.families_on_two LAYOUT FOLDER
-"""
-
-from __future__ import annotations
-
-from collections.abc import Sequence
 from pathlib import Path
-
-from rookworld_rlvr.cli.run import run_cli
 
 from ..conftest import recipe
 from .sharded import configure
@@ -50,8 +42,7 @@ def words(
     return [*SMALL.split(), *family_words, *(word for pair in pairs for word in pair)]
 
 
-def main(argv: Sequence[str]) -> None:
-    layout, folder = argv[0], Path(argv[1])
+def main(folder: Path, layout: str) -> None:
     train = recipe("grpo").main
     if layout == "ddp":
         for family in FAMILIES:
@@ -62,7 +53,3 @@ def main(argv: Sequence[str]) -> None:
     for family in SHARDED[layout]:
         train(words(folder, layout, family, 2, 2))
         train(words(folder, layout, family, 4, 2, "true"))
-
-
-if __name__ == "__main__":
-    run_cli(main)

@@ -5,8 +5,6 @@ accelerate launch --cpu --num_processes 2 --module tests.training.faults_on_two 
 With `busy`, the other process does not come to a collective for a long time.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from typing import Any

@@ -1,22 +1,14 @@
 """Run by two processes: what is measured at a run's end, of a policy and of another starting model.
 
-``process<rank>.json`` holds the held-out results, and how many of the sampled answers are right.
-
-accelerate launch --cpu --num_processes 2 --module tests.training.measured_on_two FOLDER
+It finds the held-out results, and how many of the sampled answers are right.
 """
 
-from __future__ import annotations
-
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from transformers import GPT2LMHeadModel
 
-from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.registry import get_reward_funcs
@@ -38,7 +30,7 @@ def other_start() -> GPT2LMHeadModel:
     return model
 
 
-def measure(folder: Path) -> dict[str, Any]:
+def main(folder: Path) -> dict[str, Any]:
     args = RookWorldGRPOConfig(
         output_dir=str(folder / "run"),
         rewards=REWARDS,
@@ -54,22 +46,9 @@ def measure(folder: Path) -> dict[str, Any]:
     trainer = packaged_trainer(args, get_reward_funcs(REWARDS), data, rows)
     measure_others(trainer, data.others, other_start)
     heldout = trainer.heldout
-    rows = data.heldout
-    counts = sample_heldout(trainer, rows, [""] * len(rows))
-
+    counts = sample_heldout(trainer, data.heldout, [""] * len(data.heldout))
     return {
         "before": {name: result.value for name, result in (heldout.before or {}).items()},
         "after": {name: result.value for name, result in heldout.results.items()},
         "right": {task: found.right for task, found in counts.items()},
     }
-
-
-def main(argv: Sequence[str]) -> None:
-    folder = Path(argv[0])
-    result = measure(folder)
-    rank = PartialState().process_index
-    (folder / f"process{rank}.json").write_text(json.dumps(result))
-
-
-if __name__ == "__main__":
-    run_cli(main)

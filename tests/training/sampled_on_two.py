@@ -1,15 +1,9 @@
 """Run by two processes that shard a model by FSDP2: one answers prompts near the end of its positions.
 
-``process<rank>.json`` holds each process's answers, and its share of a weight before and after.
-
-accelerate launch --cpu --num_processes 2 --module tests.training.sampled_on_two FOLDER
+It finds each process's answers, and its share of a weight before and after.
 """
 
-from __future__ import annotations
-
-import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +11,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator, PartialState
 
-from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import complete
 from rookworld_rlvr.training.answering import gathered
@@ -37,7 +30,7 @@ def answers(network: Any, rank: int) -> list[str]:
     return complete(network, tokenizer, prompts(rank), max_new_tokens=20)
 
 
-def main(argv: Sequence[str]) -> None:
+def main(folder: Path) -> dict[str, Any]:
     configure("fsdp2")
     os.environ["ACCELERATE_USE_CPU"] = "true"
     PartialState(cpu=True)
@@ -52,9 +45,4 @@ def main(argv: Sequence[str]) -> None:
     before = held()
     with gathered(SimpleNamespace(model_wrapped=network, accelerator=accelerator)):
         found = answers(network, rank)
-    result = {"answers": found, "before": before, "after": held()}
-    (Path(argv[0]) / f"process{rank}.json").write_text(json.dumps(result))
-
-
-if __name__ == "__main__":
-    run_cli(main)
+    return {"answers": found, "before": before, "after": held()}

@@ -1,7 +1,5 @@
 """Shard models over processes on CPUs, as a file of `accelerate_configs/` does on GPUs."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

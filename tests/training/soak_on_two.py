@@ -6,8 +6,6 @@ Faults: one reward fails on about 5% of its calls, the engines are killed every 
 process is slowed, and twice it gets SIGTERM. What each process has done is in `planted<rank>.json`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 `make canary` runs this and the trainer's tests against the newest versions that pip finds.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 from collections.abc import Callable

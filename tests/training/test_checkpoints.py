@@ -1,8 +1,5 @@
 """Checkpoints are whole or not there, damaged ones are named, and a run goes on exactly."""
 
-from __future__ import annotations
-
-import copy
 import json
 import re
 import resource
@@ -90,9 +87,6 @@ def test_a_damaged_best_checkpoint_is_not_loaded_at_the_end(
     assert not (run / "checkpoint-4").exists()
 
 
-# --------------------------------------------------------------------------------------------------
-# In training
-# --------------------------------------------------------------------------------------------------
 def vowels(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
     """A reward that differs from one random completion to the next."""
     return [float(sum(letter in "aeiou" for letter in text)) for text in completions]
@@ -100,7 +94,6 @@ def vowels(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
 
 STEPS: dict[str, Any] = {
     "reward_funcs": [vowels],
-    "rewards": [{"name": "environment_exact"}],  # its weight
     "max_steps": 4,
     "save_steps": 1,
     "eval_strategy": "no",
@@ -122,7 +115,7 @@ def test_a_run_goes_on_exactly_inside_a_window_and_between_logs(
 ) -> None:
     def train(name: str, checkpoint: str | None) -> dict[str, torch.Tensor]:
         output = {"output_dir": str(tmp_path / name)}
-        trainer = build(copy.deepcopy(random_gpt2), **STEPS, **window, **output)
+        trainer = build(**STEPS, **window, **output)
         trainer.train(resume_from_checkpoint=checkpoint)
         trainer.save_state()
         return {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
@@ -136,9 +129,7 @@ def test_a_run_goes_on_exactly_inside_a_window_and_between_logs(
     assert one == other and [row["step"] for row in one] == [2, 4]
 
 
-def test_a_run_goes_on_whatever_its_rewards_have_logged(
-    build: Build, random_gpt2: GPT2LMHeadModel, tmp_path: Path
-) -> None:
+def test_a_run_goes_on_whatever_its_rewards_have_logged(build: Build, tmp_path: Path) -> None:
     """TRL keeps such columns between two steps, and a checkpoint is read without pickle."""
 
     def logging(completions: list[str], log_extra: Any, log_metric: Any, **_: Any) -> list[float]:
@@ -149,7 +140,7 @@ def test_a_run_goes_on_whatever_its_rewards_have_logged(
         return lengths.tolist()  # type: ignore[no-any-return]
 
     options = {**STEPS, "reward_funcs": [logging], "max_steps": 1}
-    build(copy.deepcopy(random_gpt2), **options).train()
+    build(**options).train()
     again = build(**{**options, "max_steps": 2})
     again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
     assert again.state.global_step == 2
@@ -174,10 +165,10 @@ def test_a_run_that_was_killed_after_its_last_step_trains_no_further_and_keeps_i
 
 
 def test_the_last_whole_checkpoint_stays_although_a_damaged_one_is_newer(
-    build: Build, random_gpt2: GPT2LMHeadModel, tmp_path: Path
+    build: Build, tmp_path: Path
 ) -> None:
     run, options = tmp_path / "run", {**STEPS, "save_total_limit": 1}
-    build(copy.deepcopy(random_gpt2), **{**options, "max_steps": 2}).train()
+    build(**{**options, "max_steps": 2}).train()
     assert [path.name for path in checkpoints(run)] == ["checkpoint-2"]
     write(run / "checkpoint-9")
     cut(run / "checkpoint-9" / "optimizer.pt")
@@ -200,14 +191,14 @@ EVALUATED: dict[str, Any] = {
 
 
 def test_the_best_and_the_last_checkpoint_stay_although_the_folder_is_spelt_differently(
-    build: Build, random_gpt2: GPT2LMHeadModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """transformers removes the last at the end, and with it where an interrupted run was to go on."""
     monkeypatch.chdir(tmp_path)
 
     def train(output: str, steps: int, checkpoint: str | None = None) -> list[str]:
         options = {**EVALUATED, "output_dir": output, "max_steps": steps}
-        trainer = build(copy.deepcopy(random_gpt2), **options)
+        trainer = build(**options)
         trainer.train(resume_from_checkpoint=checkpoint)
         assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-1"
         return [path.name for path in checkpoints(tmp_path / "run")]
@@ -219,14 +210,14 @@ def test_the_best_and_the_last_checkpoint_stay_although_the_folder_is_spelt_diff
 
 @pytest.mark.parametrize("is_taken", [False, True], ids=["gone", "another run's"])
 def test_the_best_checkpoint_is_found_although_its_run_was_renamed(
-    build: Build, random_gpt2: GPT2LMHeadModel, tmp_path: Path, is_taken: bool
+    build: Build, tmp_path: Path, is_taken: bool
 ) -> None:
     """An earlier run gets a number; its checkpoints name the best by the folder that it had then."""
     run, old = tmp_path / "run", tmp_path / "run.1"
 
     def train(folder: Path, steps: int, checkpoint: str | None = None) -> Any:
         options = {**EVALUATED, "output_dir": str(folder), "max_steps": steps}
-        trainer = build(copy.deepcopy(random_gpt2), **options)
+        trainer = build(**options)
         trainer.train(resume_from_checkpoint=checkpoint)
         return trainer
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -19,35 +17,36 @@ def _clean_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", os.environ.copy())
 
 
-@pytest.mark.usefixtures("_clean_home")
-class TestWandb:
-    def test_without_a_key_it_is_offline_and_says_where(self, tmp_path: Path) -> None:
-        line = configure_wandb(tmp_path, False, ["policy"], "rookworld-nano", "grpo_nano")
-        assert os.environ["WANDB_MODE"] == "offline"
-        assert str(tmp_path / "wandb") in line
-        assert os.environ["WANDB_DATA_DIR"] == str(tmp_path / "wandb")
-        assert os.environ["WANDB_TAGS"] == "policy,rookworld-nano"
-        assert os.environ["WANDB_RUN_GROUP"] == "grpo_nano"
+pytestmark = pytest.mark.usefixtures("_clean_home")
 
-    @pytest.mark.parametrize("url", [None, "https://api.wandb.ai", DEFAULT_BASE_URL])
-    def test_with_a_key_or_a_login_in_netrc_it_is_online(
-        self, tmp_path: Path, url: str | None
-    ) -> None:
-        if url is None:
-            os.environ["WANDB_API_KEY"] = "k" * 40
-        else:
-            netrc = tmp_path / "home" / ".netrc"
-            netrc.parent.mkdir()
-            machine = url.removeprefix("https://")
-            netrc.write_text(f"machine {machine} login user password secret\n")
-            netrc.chmod(0o600)
-        assert "online" in configure_wandb(tmp_path, False, [], None, None)
-        assert "WANDB_MODE" not in os.environ
 
-    def test_a_resumed_run_keeps_its_id_and_a_new_one_gets_another(self, tmp_path: Path) -> None:
-        ids = []
-        for resume in (False, True, False):
-            os.environ.pop("WANDB_RUN_ID", None)
-            configure_wandb(tmp_path, resume, [], None, None)
-            ids.append(os.environ["WANDB_RUN_ID"])
-        assert ids[0] == ids[1] != ids[2]
+def test_without_a_key_it_is_offline_and_says_where(tmp_path: Path) -> None:
+    line = configure_wandb(tmp_path, False, ["policy"], "rookworld-nano", "grpo_nano")
+    assert os.environ["WANDB_MODE"] == "offline"
+    assert str(tmp_path / "wandb") in line
+    assert os.environ["WANDB_DATA_DIR"] == str(tmp_path / "wandb")
+    assert os.environ["WANDB_TAGS"] == "policy,rookworld-nano"
+    assert os.environ["WANDB_RUN_GROUP"] == "grpo_nano"
+
+
+@pytest.mark.parametrize("url", [None, "https://api.wandb.ai", DEFAULT_BASE_URL])
+def test_with_a_key_or_a_login_in_netrc_it_is_online(tmp_path: Path, url: str | None) -> None:
+    if url is None:
+        os.environ["WANDB_API_KEY"] = "k" * 40
+    else:
+        netrc = tmp_path / "home" / ".netrc"
+        netrc.parent.mkdir()
+        machine = url.removeprefix("https://")
+        netrc.write_text(f"machine {machine} login user password secret\n")
+        netrc.chmod(0o600)
+    assert "online" in configure_wandb(tmp_path, False, [], None, None)
+    assert "WANDB_MODE" not in os.environ
+
+
+def test_a_resumed_run_keeps_its_id_and_a_new_one_gets_another(tmp_path: Path) -> None:
+    ids = []
+    for resume in (False, True, False):
+        os.environ.pop("WANDB_RUN_ID", None)
+        configure_wandb(tmp_path, resume, [], None, None)
+        ids.append(os.environ["WANDB_RUN_ID"])
+    assert ids[0] == ids[1] != ids[2]

@@ -1,7 +1,5 @@
 """An exception on one of two processes ends both; a run with failing rewards and engines learns."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -15,7 +13,7 @@ import pytest
 from rookworld_rlvr.data.parsing import raw_rows
 from rookworld_rlvr.data.sources import SourceArguments
 
-from ..conftest import REPOSITORY, launch
+from ..conftest import REPOSITORY, history, launch
 from ..recipes.test_recipes import SMALL
 from .soak_on_two import ROWS
 
@@ -77,14 +75,7 @@ def test_a_busy_process_on_another_machine_ends_too(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    machines = [
-        "--num_machines",
-        "2",
-        "--main_process_ip",
-        "127.0.0.1",
-        "--main_process_port",
-        port,
-    ]
+    machines = f"--num_machines 2 --main_process_ip 127.0.0.1 --main_process_port {port}".split()
     words = ["sampling", "1", "busy", *SMALL, "--output_dir", str(tmp_path)]
     launchers = [
         start(*machines, "--machine_rank", str(rank), *PLANTED, *words) for rank in range(2)
@@ -99,7 +90,9 @@ def soak(folder: Path, kind: str) -> subprocess.CompletedProcess[str]:
     rows = folder.parent / "rows.txt"  # the packaged rows without values: the engine is asked
     if not rows.exists():
         rows.write_text("\n".join(row["text"] for row in raw_rows(SourceArguments())))
-    return launch(*SOAK, str(folder), kind, *KEYS, "--dataset_name", str(rows), timeout=900)
+    return launch(
+        *SOAK, str(folder), kind, *KEYS, "--dataset_name", str(rows), timeout=900, code=None
+    )
 
 
 def soaked(folder: Path, kind: str) -> dict[str, Any]:
@@ -114,7 +107,7 @@ def soaked(folder: Path, kind: str) -> dict[str, Any]:
         assert done.returncode != 0 and starts < 4
         starts += 1
     assert done.returncode == 0, done.stderr[-3000:]
-    log = json.loads((folder / "run" / "trainer_state.json").read_text())["log_history"]
+    log = history(folder / "run")
     return {
         "starts": starts,
         "steps": [entry for entry in log if "reward" in entry],

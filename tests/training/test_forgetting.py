@@ -1,7 +1,5 @@
 """A run on one of the packaged data's tasks, and what it reports about the other."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,6 @@ LORA = ["--use_peft", "--lora_r", "4"]
 def train(folder: Path, *more: str) -> tuple[dict[str, Any], str]:
     """A run's ``results.json`` and what it printed."""
     done = script("grpo.py", *ONE_TASK, *more, cwd=folder)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return json.loads((folder / "run" / "results.json").read_text()), done.stdout
 
 

@@ -1,7 +1,5 @@
 """The dashboard's names, and a W&B offline run of the real recipe, read back."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator
@@ -28,9 +26,6 @@ from rookworld_rlvr.training.glossary import (
 from ..recipes.test_recipes import SMALL, run_apart
 
 
-# --------------------------------------------------------------------------------------------------
-# Names
-# --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("name", "key"),
     [
@@ -85,9 +80,6 @@ def test_every_number_over_steps_has_one_panel() -> None:
             assert {metric.section for metric in members} == {section}, title
 
 
-# --------------------------------------------------------------------------------------------------
-# A run
-# --------------------------------------------------------------------------------------------------
 def records(path: Path) -> Iterator[Record]:
     """The records of a ``.wandb`` file, in LevelDB's log format.
 

@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -67,9 +65,7 @@ def evaluation(environment: float, policy: float) -> Log:
     }
 
 
-# --------------------------------------------------------------------------------------------------
-# Rules
-# --------------------------------------------------------------------------------------------------
+# --- Rules ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("rule", "metric", "value", "shown", "bound", "key"),
     [
@@ -181,9 +177,7 @@ def test_every_rule_is_in_the_glossary_and_its_remedy_names_keys_that_there_are(
         assert set(rule.keys) <= known and all(key in rule.remedy for key in rule.keys), name
 
 
-# --------------------------------------------------------------------------------------------------
-# The monitor
-# --------------------------------------------------------------------------------------------------
+# --- The monitor ----------------------------------------------------------------------------------
 def test_a_healthy_run_gives_no_more_than_advice() -> None:
     """Numbers of the packaged recipe, seed 0: every tenth step of 150, held-out at every thirtieth."""
     columns = {
@@ -249,9 +243,7 @@ def test_of_a_destroyed_model_the_cause_alone_is_said_and_its_effects_where_they
     assert "reward_constant" in {finding.rule for finding in observe([some])}
 
 
-# --------------------------------------------------------------------------------------------------
-# The callback
-# --------------------------------------------------------------------------------------------------
+# --- The callback ---------------------------------------------------------------------------------
 class Run:
     """A trainer's calls of a callback, by hand."""
 
@@ -262,7 +254,7 @@ class Run:
         self.callback = HealthCallback(patience=1)
         self.file = folder / HEALTH_FILE
 
-    def begin(self) -> Run:
+    def begin(self) -> Self:
         self.callback.on_train_begin(self.args, self.state, TrainerControl())
         return self
 
@@ -326,9 +318,7 @@ def test_it_watches_only_while_it_trains_and_on_the_main_process(tmp_path: Path)
     assert not other.file.exists()
 
 
-# --------------------------------------------------------------------------------------------------
-# Numbers of a batch
-# --------------------------------------------------------------------------------------------------
+# --- Numbers of a batch ---------------------------------------------------------------------------
 MOVED = "8/8/8/8/8/4k3/8/3K4 b - - 1 1+0.001+0+0"
 ANALYSED = " M: e2e4 d2d4             E: 0.3 0.2           B: e2e4"
 

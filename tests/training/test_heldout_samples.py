@@ -1,7 +1,5 @@
 """pass@k on held-out rows: what a run measures, keeps and shows, and that it trains as without it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -15,7 +13,7 @@ from rookworld_rlvr.reports.record import read_runs
 from rookworld_rlvr.training import measurements
 from rookworld_rlvr.training.measurements import evenly, sample_heldout
 
-from ..conftest import script
+from ..conftest import history, script
 
 SMALL = """
     --heldout_rows 8 --max_steps 2 --eval_steps 1 --save_steps 1
@@ -32,14 +30,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, words in (("plain", []), ("passes", PASS)):
         (folder / name).mkdir()
         done = script("grpo.py", *SMALL, *words, cwd=folder / name)
-        assert done.returncode == 0, done.stderr[-3000:]
         (folder / name / "stdout").write_text(done.stdout)
     return folder
-
-
-def history(run: Path) -> list[dict[str, Any]]:
-    logs: list[dict[str, Any]] = json.loads((run / "trainer_state.json").read_text())["log_history"]
-    return logs
 
 
 def test_a_run_with_pass_at_k_trains_as_one_without(runs: Path) -> None:
@@ -100,8 +92,7 @@ def test_a_resumed_run_does_not_measure_its_start_again(
     for name in ("results.json", "trainer_state.json"):
         (tmp_path / "run" / name).unlink()
     resume = [*SMALL, "--resume_from_checkpoint", "true"]
-    done = script("grpo.py", *resume, *PASS, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
+    script("grpo.py", *resume, *PASS, cwd=tmp_path)
     assert calls == [2], "only the final weights"
     found, expected = (read_counts(run / "heldout_pass.json") for run in (tmp_path / "run", whole))
     assert found == expected

@@ -1,7 +1,5 @@
 """A run is pushed to a stand-in for the Hub: what arrives, and what a user is told where it cannot."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -45,7 +43,6 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 def test_what_a_run_pushes_after_its_end(hub: Hub, tmp_path: Path) -> None:
     done = script("grpo.py", *SMALL, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert f"pushed to {hub.endpoint}/ann/nano" in done.stdout
     files = hub.files[f"{OWNER}/nano"]
     assert set(files) == MODEL | TOKENIZER | RECORDS, "no checkpoint, no optimiser, no log"
@@ -65,11 +62,9 @@ def test_adapters_are_pushed_and_a_push_that_fails_is_told(hub: Hub, tmp_path: P
     lora = (
         "--hub_revision try --use_peft true --lora_r 2 --lora_target_modules c_attn c_proj".split()
     )
-    done = script("grpo.py", *SMALL, *lora, cwd=tmp_path)
-    assert done.returncode == 2, done.stdout[-3000:] + done.stderr[-3000:]
+    done = script("grpo.py", *SMALL, *lora, cwd=tmp_path, code=2)
     message = done.stderr[done.stderr.index("push_to_hub") :]
     assert "the run is complete in out, but could not be pushed to ann/nano (403" in message
-    assert "Traceback" not in done.stderr
     assert {path.name for path in (tmp_path / "out").iterdir()} > RECORDS | MODEL | TOKENIZER
     assert hub.files == {"ann/nano": {}}
 
@@ -113,8 +108,7 @@ def test_a_repository_that_cannot_be_written_to_is_told_first(
     if name == "train_judge.py":
         small += "--train_pairs 8 --heldout_pairs 4".split()
     words = ["--push_to_hub", "true", "--hub_model_id", repository, "--report_to", "none"]
-    done = script(name, *small, *words, cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
+    done = script(name, *small, *words, cwd=tmp_path, code=2)
     first = f"push_to_hub: cannot write to the repository '{repository}' at {hub.endpoint} (40"
     assert first in done.stderr and "hf auth login" in done.stderr
     assert list(tmp_path.iterdir()) == [], "nothing was begun"

@@ -1,8 +1,5 @@
 """What a step logs is what its micro-batches give when they are put together and computed again."""
 
-from __future__ import annotations
-
-import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2LMHeadModel
 
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.training.parts.part import whole
@@ -39,37 +35,24 @@ def watch(trainer: Any) -> dict[int, list[tuple[Any, Any, Any]]]:
     return seen
 
 
+FOUR = {"beta": 0.1, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
+
+
 @pytest.mark.parametrize(
     "options",
     [
-        {"beta": 0.1, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4},
-        {
-            "beta": 0.1,
-            "per_device_train_batch_size": 4,
-            "gradient_accumulation_steps": 4,
-            "zero_variance": "skip",
-        },
-        {
-            "per_device_train_batch_size": 8,
-            "gradient_accumulation_steps": 2,
-            "num_iterations": 2,
-        },
+        FOUR,
+        {**FOUR, "zero_variance": "skip"},
+        {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "num_iterations": 2},
     ],
     ids=["groups without signal", "empty micro-batches", "rows left out"],
 )
 def test_a_step_s_means_are_over_all_of_its_tokens(
-    make_trainer: Callable[..., Any],
-    random_gpt2: GPT2LMHeadModel,
-    tokenizer: Any,
-    tmp_path: Path,
-    options: dict[str, Any],
+    build: Callable[..., Any], start: str, options: dict[str, Any]
 ) -> None:
-    random_gpt2.save_pretrained(tmp_path / "start")
-    trainer = make_trainer(
-        loading.load_model(str(tmp_path / "start")),
-        tokenizer,
+    trainer = build(
+        loading.load_model(start),
         reward_funcs=[every_other_group],
-        rewards=[{"name": "environment_exact"}],
         **{**NOT_KEPT, "max_steps": 3, "learning_rate": 1e-2, "preflight": False, **options},
     )
     steps = watch(trainer)
@@ -113,7 +96,6 @@ def test_groups_without_signal_are_counted_whatever_the_advantages_are_divided_b
 ) -> None:
     trainer = build(
         reward_funcs=[every_other_group],
-        rewards=[{"name": "environment_exact"}],
         **{**NOT_KEPT, "scale_rewards": "batch", "preflight": False},
     )
     trainer.train()
@@ -122,19 +104,16 @@ def test_groups_without_signal_are_counted_whatever_the_advantages_are_divided_b
 
 
 def test_the_loss_of_a_resumed_run_is_that_of_its_own_steps(
-    build: Callable[..., Any], random_gpt2: GPT2LMHeadModel, tmp_path: Path
+    build: Callable[..., Any], tmp_path: Path
 ) -> None:
     options = {"max_steps": 4, "save_steps": 3, "save_strategy": "steps", "preflight": False}
     options = {**NOT_KEPT, **options, "learning_rate": 1e-2, "entropy_coef": 0.1}
-    each = build(copy.deepcopy(random_gpt2), **options)
+    each = build(**options)
     each.train()
     losses = [log["loss"] for log in each.state.log_history if "loss" in log]
-    again = build(
-        copy.deepcopy(random_gpt2),
-        **{**options, "logging_steps": 2, "output_dir": str(tmp_path / "other")},
-    )
-    again.train()
-    resumed = build(**{**options, "logging_steps": 2, "output_dir": str(tmp_path / "other")})
+    options |= {"logging_steps": 2, "output_dir": str(tmp_path / "other")}
+    build(**options).train()
+    resumed = build(**options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "other" / "checkpoint-3"))
     assert resumed.state.log_history[-1]["train_loss"] == pytest.approx(losses[3], abs=1e-6)
     assert abs(losses[2]) > 1e-4
@@ -146,7 +125,7 @@ def never(prompts: list[str], **_: Any) -> list[float]:
 
 
 def test_a_reward_of_one_s_own_that_was_always_0_has_no_interval(build: Callable[..., Any]) -> None:
-    trainer = build(reward_funcs=[never], rewards=[{"name": "environment_exact"}], **NOT_KEPT)
+    trainer = build(reward_funcs=[never], **NOT_KEPT)
     trainer.evaluate()
     found = trainer.heldout.results["rewards/never"]
     assert found.value == 0 and found.n == 16

@@ -1,7 +1,5 @@
 """A recipe of each family on two processes, by DDP and by FSDP2, against one process."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -14,9 +12,9 @@ from transformers import PreTrainedTokenizerBase
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import complete
 
-from ..conftest import launch, script, tiny_judge
+from ..conftest import on_two, script, tiny_judge
 from .families_on_two import FAMILIES, SHARDED, words
-from .measured_on_two import measure
+from .measured_on_two import main as measure
 from .sampled_on_two import answers
 
 pytestmark = pytest.mark.slow
@@ -52,14 +50,11 @@ def sharded(request: pytest.FixtureRequest, runs: Path) -> Path:
 
 
 def launched(folder: Path, layout: str) -> None:
-    line = ("--module", "tests.training.families_on_two", layout, str(folder))
-    done = launch(*line, timeout=HANG_S)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    on_two("training.families_on_two", folder, layout, timeout=HANG_S)
 
 
 def train(folder: Path, run: str, family: str, steps: int, resume: str = "false") -> str:
     done = script("grpo.py", *words(folder, run, family, steps, 1, resume), cwd=folder)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
 
@@ -138,21 +133,15 @@ def test_two_processes_shard_and_go_on(sharded: Path, family: str) -> None:
 
 def test_sharded_processes_sample_apart(tmp_path: Path) -> None:
     """The first has three batches and the second one; a hang ends in TimeoutExpired."""
-    done = launch("--module", "tests.training.sampled_on_two", str(tmp_path))
-    assert done.returncode == 0, done.stderr[-3000:]
     model = loading.load_model(loading.PACKAGED_MODEL)
-    for rank in range(2):
-        found = read(tmp_path / f"process{rank}.json")
+    for rank, found in enumerate(on_two("training.sampled_on_two", tmp_path)):
         assert found["answers"] == answers(model, rank)
         assert found["after"] == found["before"], "sharded again"
         assert found["after"][0] * 2 == model.transformer.h[0].mlp.c_fc.weight.size(0)
 
 
 def test_two_processes_find_what_one_finds(tmp_path: Path) -> None:
-    done = launch("--module", "tests.training.measured_on_two", str(tmp_path))
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    one = measure(tmp_path)
-    for rank in range(2):
-        assert read(tmp_path / f"process{rank}.json") == one
+    one = json.loads(json.dumps(measure(tmp_path)))
+    assert on_two("training.measured_on_two", tmp_path) == [one, one]
     counts = [count for found in one["right"].values() for count in found]
     assert any(0 < count < 16 for count in counts)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -13,11 +11,7 @@ from rookworld_rlvr.common.stats import Estimate, estimate, proportion
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.tasks.metrics import compare, evaluate_completions, headline, limits, metrics
 from rookworld_rlvr.tasks.registry import TASKS
-from rookworld_rlvr.training.results import (
-    before_after_table,
-    heldout_results,
-    write_results,
-)
+from rookworld_rlvr.training.results import before_after_table, heldout_results, write_results
 
 
 def right_elsewhere(row: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> str:

@@ -1,7 +1,5 @@
 """A run that goes on takes another value of a key or refuses it by name."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

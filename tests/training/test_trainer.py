@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,11 +22,9 @@ from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.models import gpt2, loading
 from rookworld_rlvr.models.decoding import complete
 from rookworld_rlvr.models.gpt2 import disable_dropout
-from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.metrics import evaluate_completions
 from rookworld_rlvr.tasks.rules import double_step_square
 from rookworld_rlvr.training import callbacks
-from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.preflight import (
     TOLERANCE_FP32,
     TOLERANCE_HALF,
@@ -41,158 +37,124 @@ from rookworld_rlvr.training.preflight import (
 from rookworld_rlvr.training.run_folder import save_final
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
-from ..conftest import NOT_KEPT, ON_CPU, mixed_rows
+from ..conftest import NOT_KEPT, mixed_rows
 
 Build = Callable[..., Any]
+LORA = {"target_modules": ["c_attn"], "task_type": "CAUSAL_LM", "fan_in_fan_out": True}
 
 
-class TestParity:
-    """The trainer's log-probs are the sampler's; plain TRL's are not."""
-
-    @pytest.mark.parametrize(
-        ("beta", "adapters"),
-        [
-            (0.0, None),
-            (0.04, None),
-            (
-                0.04,
-                LoraConfig(target_modules=["c_attn"], task_type="CAUSAL_LM", fan_in_fan_out=True),
-            ),
-        ],
+@pytest.mark.parametrize(("beta", "adapters"), [(0.0, None), (0.04, None), (0.04, LORA)])
+def test_all_three_gaps_are_rounding(
+    build: Build, beta: float, adapters: Any, random_gpt2: GPT2LMHeadModel, start: str
+) -> None:
+    assert random_gpt2.config.resid_pdrop == 0.1
+    trainer = build(
+        loading.load_model(start), beta=beta, peft_config=adapters and LoraConfig(**LORA)
     )
-    def test_all_three_gaps_are_rounding(
-        self,
-        build: Build,
-        beta: float,
-        adapters: LoraConfig | None,
-        random_gpt2: GPT2LMHeadModel,
-        tmp_path: Path,
-    ) -> None:
-        assert random_gpt2.config.resid_pdrop == 0.1
-        random_gpt2.save_pretrained(tmp_path / "start")
-        model = loading.load_model(str(tmp_path / "start"))
-        trainer = build(model, beta=beta, peft_config=adapters)
-        assert (trainer.ref_model is None) == (beta == 0 or adapters is not None)
-        for network in filter(None, (trainer.model, trainer.ref_model)):
-            acts = [module for module in network.modules() if isinstance(module, GELUTanh)]
-            dropouts = [m for m in network.modules() if isinstance(m, torch.nn.Dropout)]
-            assert len(acts) == 2 and {module.p for module in dropouts} == {0.0}
-        parity = measure_parity(trainer, mixed_length_prompts(trainer))
-        assert max(parity.alone_gap, parity.sampler_gap, abs(parity.reference_kl)) <= 1e-4
+    assert (trainer.ref_model is None) == (beta == 0 or adapters is not None)
+    for network in filter(None, (trainer.model, trainer.ref_model)):
+        acts = [module for module in network.modules() if isinstance(module, GELUTanh)]
+        dropouts = [m for m in network.modules() if isinstance(m, torch.nn.Dropout)]
+        assert len(acts) == 2 and {module.p for module in dropouts} == {0.0}
+    parity = measure_parity(trainer, mixed_length_prompts(trainer))
+    assert max(parity.alone_gap, parity.sampler_gap, abs(parity.reference_kl)) <= 1e-4
 
-    def test_plain_trl_is_off_on_the_same_batch(
-        self, build: Build, random_gpt2: GPT2LMHeadModel
-    ) -> None:
-        disable_dropout(random_gpt2)  # so that only the positions differ
-        plain_trainer = build(kind=GRPOTrainer)
-        prompts = mixed_length_prompts(plain_trainer)
 
-        def log_probs(network: Any, ids: Any, mask: Any, length: int, _: Any) -> Any:
-            return plain_trainer._get_per_token_logps_and_entropies(network, ids, mask, length)
+def test_plain_trl_is_off_on_the_same_batch(build: Build, random_gpt2: GPT2LMHeadModel) -> None:
+    disable_dropout(random_gpt2)  # so that only the positions differ
+    plain_trainer = build(kind=GRPOTrainer)
+    prompts = mixed_length_prompts(plain_trainer)
 
-        plain = measure_parity(plain_trainer, prompts, log_probs=log_probs)
-        ours = measure_parity(build(), prompts)
-        print(f"plain TRL: {plain}\nours:      {ours}")
-        assert ours.alone_gap < plain.alone_gap / 100
-        assert ours.sampler_gap < plain.sampler_gap / 100
+    def log_probs(network: Any, ids: Any, mask: Any, length: int, _: Any) -> Any:
+        return plain_trainer._get_per_token_logps_and_entropies(network, ids, mask, length)
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize(
-        ("bf16", "tolerance"), [(False, TOLERANCE_FP32), (True, TOLERANCE_HALF)]
-    )
-    def test_the_real_shape_is_within_tolerance(
-        self, bf16: bool, tolerance: float, build: Build
-    ) -> None:
-        """RookWorld-LM's shape, random; in bf16, which is slow on most CPUs, two of its 12 layers."""
-        torch.manual_seed(0)
-        config = GPT2Config(bos_token_id=0, eos_token_id=0, n_layer=2 if bf16 else 12)
-        trainer = build(GPT2LMHeadModel(config), bf16=bf16)
-        parity = measure_parity(trainer, mixed_length_prompts(trainer))
-        print(f"bf16={bf16}: {parity}")
-        assert parity.faults(tolerance) == []
+    plain = measure_parity(plain_trainer, prompts, log_probs=log_probs)
+    ours = measure_parity(build(), prompts)
+    print(f"plain TRL: {plain}\nours:      {ours}")
+    assert ours.alone_gap < plain.alone_gap / 100
+    assert ours.sampler_gap < plain.sampler_gap / 100
 
-    @pytest.mark.parametrize("use_cpu", [True, pytest.param(False, marks=pytest.mark.gpu)])
-    def test_the_packaged_model_is_within_tolerance_in_bf16(
-        self, build: Build, use_cpu: bool
-    ) -> None:
-        """Its logits are so large that two roundings of one are further apart than TOLERANCE_HALF."""
-        model = loading.load_model(loading.PACKAGED_MODEL)
-        trainer = build(model, bf16=True, use_cpu=use_cpu)
-        assert trainer.accelerator.device.type == ("cpu" if use_cpu else "cuda")
-        parity = measure_parity(trainer, mixed_length_prompts(trainer))
-        print(parity)
-        tolerance = preflight_tolerance(trainer)
-        assert parity.faults(tolerance) == []
-        assert TOLERANCE_HALF < tolerance < 0.3, "wrong positions make gaps of more than a nat"
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bf16", "tolerance"), [(False, TOLERANCE_FP32), (True, TOLERANCE_HALF)])
+def test_the_real_shape_is_within_tolerance(bf16: bool, tolerance: float, build: Build) -> None:
+    """RookWorld-LM's shape, random; in bf16, which is slow on most CPUs, two of its 12 layers."""
+    torch.manual_seed(0)
+    config = GPT2Config(bos_token_id=0, eos_token_id=0, n_layer=2 if bf16 else 12)
+    trainer = build(GPT2LMHeadModel(config), bf16=bf16)
+    parity = measure_parity(trainer, mixed_length_prompts(trainer))
+    print(f"bf16={bf16}: {parity}")
+    assert parity.faults(tolerance) == []
+
+
+@pytest.mark.parametrize("use_cpu", [True, pytest.param(False, marks=pytest.mark.gpu)])
+def test_the_packaged_model_is_within_tolerance_in_bf16(build: Build, use_cpu: bool) -> None:
+    """Its logits are so large that two roundings of one are further apart than TOLERANCE_HALF."""
+    model = loading.load_model(loading.PACKAGED_MODEL)
+    trainer = build(model, bf16=True, use_cpu=use_cpu)
+    assert trainer.accelerator.device.type == ("cpu" if use_cpu else "cuda")
+    parity = measure_parity(trainer, mixed_length_prompts(trainer))
+    print(parity)
+    tolerance = preflight_tolerance(trainer)
+    assert parity.faults(tolerance) == []
+    assert TOLERANCE_HALF < tolerance < 0.3, "wrong positions make gaps of more than a nat"
 
 
 def test_trls_constructor_and_configuration_will_do(packaged: LoadedData, tmp_path: Path) -> None:
-    """A packaged name for the model, plain `GRPOConfig`, and no more than a column of prompts."""
-    args = GRPOConfig(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=4,
-        num_generations=4,
-        max_completion_length=40,
-        max_steps=1,
-        report_to=[],
-        bf16=False,
-        use_cpu=True,
-        save_strategy="no",
-    )
-    rows = mixed_rows(packaged.train).select_columns(["prompt"])
-    funcs = get_reward_funcs([{"name": "environment_exact"}])
-    trainer = RookWorldGRPOTrainer("rookworld-nano", funcs, args=args, train_dataset=rows)
+    """Names for model and reward, plain `GRPOConfig`, a stream of prompts, and no rows held out."""
+    sizes = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 40}
+    quiet = {"report_to": [], "bf16": False, "use_cpu": True, "save_strategy": "no"}
+    args = GRPOConfig(str(tmp_path), **sizes, **quiet, max_steps=1)
+    rows = mixed_rows(packaged.train).select_columns(["prompt"]).to_iterable_dataset()
+    rewards = ["environment_exact"]
+    trainer = RookWorldGRPOTrainer("rookworld-nano", rewards, args=args, train_dataset=rows)
     trainer.train()
     assert trainer.state.global_step == 1
     assert trainer.preflight is not None and trainer.preflight.faults(1e-4) == []
     logged = [log["step"] for log in trainer.state.log_history if "preflight/alone_gap" in log]
     assert logged == [0], "it runs first"
+    assert any("rewards/environment_exact/mean" in log for log in trainer.state.log_history)
 
 
-class TestPreflight:
-    def test_it_stops_a_run_whose_positions_are_wrong(
-        self, build: Build, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(gpt2, "number_positions_from_mask", lambda network: None)
-        # With shared prompts the trainer gives the positions itself.
-        trainer = build()
-        del trainer.parts["shared_prompts"]
-        with pytest.raises(PreflightError, match=r"alone_gap = .*over the tolerance of 0\.001"):
-            trainer.train()
-        assert trainer.state.global_step == 0, "stopped before the first update"
+def test_it_stops_a_run_whose_positions_are_wrong(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpt2, "number_positions_from_mask", lambda network: None)
+    # With shared prompts the trainer gives the positions itself.
+    trainer = build()
+    del trainer.parts["shared_prompts"]
+    with pytest.raises(PreflightError, match=r"alone_gap = .*over the tolerance of 0\.001"):
+        trainer.train()
+    assert trainer.state.global_step == 0, "stopped before the first update"
 
-    @pytest.mark.parametrize(
-        "keys",
-        [{"repetition_penalty": 1.5}, {"generation_kwargs": {"suppress_tokens": [34]}}, {}],
-    )
-    def test_keys_that_change_how_tokens_are_sampled_are_named(
-        self, build: Build, random_gpt2: GPT2LMHeadModel, keys: dict[str, Any]
-    ) -> None:
-        if not keys:
-            random_gpt2.generation_config.no_repeat_ngram_size = 1
-        words = r"sampler_gap = .*leave out repetition_penalty and generation_kwargs"
-        with pytest.raises(PreflightError, match=words):
-            build(**keys).train()
 
-    def test_the_kl_of_a_resumed_run_is_said_and_not_judged(
-        self,
-        build: Build,
-        random_gpt2: GPT2LMHeadModel,
-        tmp_path: Path,
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:
-        random_gpt2.save_pretrained(tmp_path / "start")
-        trainer = build(loading.load_model(str(tmp_path / "start")), beta=0.1)
-        with torch.no_grad():
-            trainer.model.transformer.wte.weight.mul_(1.5)
-        check = PreflightCallback(trainer)
-        with pytest.raises(PreflightError, match="reference_kl"):
-            check.on_train_begin(trainer.args, trainer.state, None)
-        trainer.state.global_step = 3
+@pytest.mark.parametrize(
+    "keys", [{"repetition_penalty": 1.5}, {"generation_kwargs": {"suppress_tokens": [34]}}, {}]
+)
+def test_keys_that_change_how_tokens_are_sampled_are_named(
+    build: Build, random_gpt2: GPT2LMHeadModel, keys: dict[str, Any]
+) -> None:
+    if not keys:
+        random_gpt2.generation_config.no_repeat_ngram_size = 1
+    words = r"sampler_gap = .*leave out repetition_penalty and generation_kwargs"
+    with pytest.raises(PreflightError, match=words):
+        build(**keys).train()
+
+
+def test_the_kl_of_a_resumed_run_is_said_and_not_judged(
+    build: Build, start: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = build(loading.load_model(start), beta=0.1)
+    with torch.no_grad():
+        trainer.model.transformer.wte.weight.mul_(1.5)
+    check = PreflightCallback(trainer)
+    with pytest.raises(PreflightError, match="reference_kl"):
         check.on_train_begin(trainer.args, trainer.state, None)
-        kl = f"KL to the reference {trainer.preflight.reference_kl:.2g}"
-        assert trainer.preflight.reference_kl > 0.001
-        assert f"{kl} (a resumed run's may be any)" in " ".join(capsys.readouterr().out.split())
+    trainer.state.global_step = 3
+    check.on_train_begin(trainer.args, trainer.state, None)
+    kl = f"KL to the reference {trainer.preflight.reference_kl:.2g}"
+    assert trainer.preflight.reference_kl > 0.001
+    assert f"{kl} (a resumed run's may be any)" in " ".join(capsys.readouterr().out.split())
 
 
 class Even:
@@ -213,8 +175,8 @@ def scaled(completions: list[str], by: float = 1.0, **columns: Any) -> list[floa
 
 def test_rewards_of_every_kind_are_called_and_have_names_of_their_own(build: Build) -> None:
     funcs = [Even(), EvenInTime(), scaled, partial(scaled, by=2.0), partial(scaled, by=3.0)]
-    known = ("exact", "state", "format", "outcome")
-    weights = [{"name": name} for name in (*(f"environment_{name}" for name in known), "graduated")]
+    components = ("environment_exact", "environment_state", "environment_format", "asymmetric")
+    weights = [{"name": name} for name in (*components, "graduated")]
     trainer = build(reward_funcs=funcs, rewards=weights)  # a weight for each function
     trainer.train()
     (logged,) = (log for log in trainer.state.log_history if "reward" in log)
@@ -222,25 +184,6 @@ def test_rewards_of_every_kind_are_called_and_have_names_of_their_own(build: Bui
     even, in_time, *lengths = (logged[f"rewards/{name}/mean"] for name in names)
     assert even == in_time
     assert lengths == pytest.approx([lengths[0] * factor for factor in (1, 2, 3)])
-
-
-def test_a_reward_can_be_named_and_no_rows_held_out(tmp_path: Path, packaged: LoadedData) -> None:
-    sizes = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 24}
-    trainer = RookWorldGRPOTrainer(
-        loading.PACKAGED_MODEL,
-        ["environment_exact"],
-        RookWorldGRPOConfig(str(tmp_path), max_steps=1, eval_strategy="no", **sizes, **ON_CPU),
-        train_dataset=mixed_rows(packaged.train),
-    )
-    trainer.train()
-    assert any("rewards/environment_exact/mean" in log for log in trainer.state.log_history)
-
-
-def test_a_stream_of_rows_is_trained_on(build: Build, packaged: LoadedData) -> None:
-    stream = mixed_rows(packaged.train).to_iterable_dataset()
-    trainer = build(train_dataset=stream)
-    trainer.train()
-    assert trainer.preflight is not None and not trainer.preflight.faults(1e-3)
 
 
 def test_evaluation_is_greedy_and_agrees_with_the_scorer(
@@ -263,12 +206,7 @@ def test_evaluation_is_greedy_and_agrees_with_the_scorer(
 
 
 def test_the_final_model_loads_plainly_with_adapters_merged(build: Build, tmp_path: Path) -> None:
-    config = LoraConfig(
-        target_modules=["c_attn"],
-        task_type="CAUSAL_LM",
-        fan_in_fan_out=True,
-        init_lora_weights=False,  # adapters that do something
-    )
+    config = LoraConfig(**LORA, init_lora_weights=False)  # adapters that do something
     trainer, final = build(peft_config=config), tmp_path / "final"
     ids = torch.tensor([[300, 301, 302]])
     expected = trainer.model.eval()(input_ids=ids).logits

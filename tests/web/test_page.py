@@ -1,7 +1,5 @@
 """The page as a visitor uses it: each tab in Chromium, at two widths; and what it refuses."""
 
-from __future__ import annotations
-
 import http.client
 import time
 from collections.abc import Callable, Iterator
@@ -44,9 +42,6 @@ def status(port: int, path: str, host: str | None = None) -> int:
     return connection.getresponse().status
 
 
-# --------------------------------------------------------------------------------------------------
-# In the browser
-# --------------------------------------------------------------------------------------------------
 class Visitor:
     """Somebody at the page.
 
@@ -175,9 +170,6 @@ def test_runs(visitor: Visitor) -> None:
     assert visitor.ask("return document.querySelector('iframe.report').sandbox.length") == 0
 
 
-# --------------------------------------------------------------------------------------------------
-# What it refuses
-# --------------------------------------------------------------------------------------------------
 def test_it_listens_here_alone_and_serves_no_files(port: int) -> None:
     assert status(port, "/") == 200
     assert status(port, "/", "attacker.example") == 400

@@ -1,7 +1,5 @@
 """The reward tab's numbers are a training step's, and a faulty reward harms nobody."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 import torch
 
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.inference.model import RookWorld
+from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.types import values_by_move
 from rookworld_rlvr.web import trial
@@ -29,12 +27,10 @@ ANSWERS = ["8/8/8/8/8/4k3/8/3K4 b - - 1 1+0.5+1+0", "8/8/8/8/8/4k3/8/3K4 b - - 1
 
 @pytest.mark.parametrize("scale", ["group", "none"])
 def test_rewards_and_advantages_are_those_of_a_training_step(
-    make_trainer: Callable[..., Any], scale: str
+    build: Callable[..., Any], scale: str
 ) -> None:
-    model = RookWorld.from_pretrained("rookworld-nano", device="cpu")
-    trainer = make_trainer(
-        model.network,
-        model.tokenizer,
+    trainer = build(
+        loading.load_model(loading.PACKAGED_MODEL),
         rewards=SPECS,
         scale_rewards=scale,
         per_device_train_batch_size=104,

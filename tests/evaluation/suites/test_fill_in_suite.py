@@ -1,31 +1,20 @@
 """The suite `fill_in`: its scores by hand, and what it asks."""
 
-from __future__ import annotations
-
 from collections import Counter
 
-import chess
 import pytest
 
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
 from rookworld_rlvr.evaluation.suites.fill_in import FillInSuite
-from rookworld_rlvr.tasks.fill_in_record import (
-    FillInPrompt,
-    filled,
-    fitting,
-    parse_fill_in_prompt,
-)
+from rookworld_rlvr.tasks.fill_in_record import FillInPrompt, filled, fitting, parse_fill_in_prompt
 from rookworld_rlvr.tasks.types import FILL_IN_FIELDS
 
-START = chess.STARTING_FEN
-AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
+from ...rows import AFTER_E4, START
+
 E4 = f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+0.001+0+0+"
 WHOLE = f"F: {START}+e2e4+e2e4+[MASK]+0.001+0+0+"
 
 
-# --------------------------------------------------------------------------------------------------
-# Scores
-# --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("prompt", "completion", "invalid", "exact", "similarity"),
     [
@@ -45,9 +34,6 @@ def test_metrics_by_hand(
     assert found == pytest.approx(expected, abs=1e-12)
 
 
-# --------------------------------------------------------------------------------------------------
-# Items
-# --------------------------------------------------------------------------------------------------
 def test_items_are_held_out_records_each_field_as_often() -> None:
     fens = FillInSuite(300, 0).positions()
     prompts = [parse_fill_in_prompt(item) for item in fens]

@@ -1,7 +1,5 @@
 """The suite `mate_in_one`; mates are judged with python-chess itself, not with `rules`."""
 
-from __future__ import annotations
-
 import chess
 import pytest
 

@@ -1,7 +1,5 @@
 """The suite `openings`: what it asks, whose truth it takes, and how lenient it is."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -23,10 +21,7 @@ from ...scripted import Oracle
 E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
 E4_E5 = "rnbqkbnr/pppp1ppp/8/4p3/4P3/8/PPPP1PPP/RNBQKBNR w KQkq - 0 2"
 ROWS = [
-    {
-        "prompt": f"A: {chess.STARTING_FEN}+e2e4+e2e4+",
-        "expected_fen": E4,
-    },
+    {"prompt": f"A: {chess.STARTING_FEN}+e2e4+e2e4+", "expected_fen": E4},
     {"prompt": f"{E4}+e7e5+e2e4 e7e5+", "expected_fen": E4_E5, "move_num": 2},
 ]
 

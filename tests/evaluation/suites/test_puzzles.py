@@ -1,7 +1,5 @@
 """The suite `puzzles`, on rows of Lichess's database."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

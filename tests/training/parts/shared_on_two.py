@@ -1,14 +1,9 @@
 """Run by two processes, by DDP or FSDP: two steps with shared prompts and two without.
 
-``process<rank>.json`` holds the losses of both ways, the largest gaps between the two, and how far the
+It finds the losses of both ways, the largest gaps between the two, and how far the
 steps moved a weight. The second process has advantages of 0 alone.
-
-accelerate launch --cpu --num_processes 2 --module tests.training.parts.shared_on_two FOLDER LAYOUT BETA
 """
 
-from __future__ import annotations
-
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +12,6 @@ import torch
 from accelerate import PartialState
 from torch.distributed.fsdp import FSDPModule
 
-from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
@@ -77,12 +71,11 @@ def gap(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> float:
     )
 
 
-def main(argv: Sequence[str]) -> None:
-    folder, layout, beta = Path(argv[0]), argv[1], float(argv[2])
+def main(folder: Path, layout: str, beta: str) -> dict[str, Any]:
     if layout == "fsdp2":
         configure(layout)
     data = load_data(DataArguments(max_rows=2_000, synthetic_rows=100, heldout_rows=8))
-    ours, theirs = (trained(folder, data, beta, shares) for shares in (True, False))
+    ours, theirs = (trained(folder, data, float(beta), shares) for shares in (True, False))
     losses = [
         [log["loss"] for log in trainer.state.log_history if "loss" in log]
         for trainer in (ours, theirs)
@@ -92,15 +85,9 @@ def main(argv: Sequence[str]) -> None:
         start = list(loading.load_model(loading.PACKAGED_MODEL).parameters())
         by_prompt = log_probs(ours)
         del ours.parts["shared_prompts"]
-        result = {
+        return {
             "losses": losses,
             "log_probs": gap(by_prompt, log_probs(ours)),
             "weights": gap(*ends),
             "moved": gap(ends[0], start),
         }
-    rank = ours.accelerator.process_index
-    (folder / f"process{rank}.json").write_text(json.dumps(result))
-
-
-if __name__ == "__main__":
-    run_cli(main)

@@ -1,18 +1,11 @@
 """Run by two processes: three steps with taught answers and the supervised term, on three tasks.
 
-``process<rank>.json`` holds the sum of the weights, and how many rows were taught.
-
-accelerate launch --cpu --num_processes 2 --module tests.training.parts.taught_on_two FOLDER
+It finds the sum of the weights, and how many rows were taught.
 """
 
-from __future__ import annotations
-
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
@@ -22,8 +15,7 @@ from ...conftest import NOT_KEPT, mixed_rows, packaged_trainer
 REWARDS = [{"name": name} for name in ("environment_exact", "policy_best_move", "fill_in_exact")]
 
 
-def main(argv: Sequence[str]) -> None:
-    folder = Path(argv[0])
+def main(folder: Path) -> dict[str, Any]:
     args = RookWorldGRPOConfig(
         output_dir=str(folder / "run"),
         rewards=REWARDS,
@@ -52,12 +44,5 @@ def main(argv: Sequence[str]) -> None:
     watched: Any = trainer
     watched.loss = watch
     trainer.train()
-    result = {
-        "weights": next(trainer.model.parameters()).double().sum().item(),
-        "taught": sum(taught),
-    }
-    (folder / f"process{args.process_index}.json").write_text(json.dumps(result))
-
-
-if __name__ == "__main__":
-    run_cli(main)
+    weights = next(trainer.model.parameters()).double().sum().item()
+    return {"weights": weights, "taught": sum(taught)}

@@ -1,7 +1,5 @@
 """Controls act: each test fails where its control is disconnected."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2LMHeadModel
 from trl import GRPOTrainer
 
 from rookworld_rlvr.models import loading
@@ -18,7 +15,7 @@ from rookworld_rlvr.training.parts.advantages import Baseline
 from rookworld_rlvr.training.parts.registry import PartArguments
 from rookworld_rlvr.training.trainer import PARTS_STATE
 
-from ...conftest import NOT_KEPT
+from ...conftest import NOT_KEPT, first_batch
 
 STEPS = {**NOT_KEPT, "preflight": False}
 
@@ -49,33 +46,20 @@ def test_a_reward_that_could_not_be_had_moves_nothing() -> None:
     assert not baseline_of("leave_one_out").advantages(alone, ["policy"]).any()
 
 
-# --------------------------------------------------------------------------------------------------
-# In the trainer
-# --------------------------------------------------------------------------------------------------
 @pytest.fixture
-def start(random_gpt2: GPT2LMHeadModel, tmp_path: Path) -> str:
-    """A folder that policy and reference are loaded from."""
-    random_gpt2.save_pretrained(tmp_path / "start")
-    return str(tmp_path / "start")
-
-
-@pytest.fixture
-def controlled(make_trainer: Callable[..., Any], start: str, tokenizer: Any) -> Callable[..., Any]:
+def controlled(build: Callable[..., Any], start: str) -> Callable[..., Any]:
     """A trainer whose policy has left its reference, and one batch as it trains on."""
 
-    def build(**options: Any) -> tuple[Any, dict[str, Any]]:
+    def make(**options: Any) -> tuple[Any, dict[str, Any]]:
         options = {"beta": 0.1, "max_completion_length": 12, **options}
-        trainer = make_trainer(loading.load_model(start), tokenizer, **options)
+        trainer = build(loading.load_model(start), **options)
         torch.manual_seed(1)
         with torch.no_grad():
             for parameter in trainer.model.parameters():
                 parameter.add_(0.05 * torch.randn_like(parameter))
-        trainer.model.train()
-        trainer.current_gradient_accumulation_steps = 1
-        inputs = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
-        return trainer, inputs
+        return trainer, first_batch(trainer)
 
-    return build
+    return make
 
 
 def loss_and_gradient(
@@ -127,7 +111,6 @@ def test_a_baseline_changes_the_advantages_that_are_trained_on(
     rewards = iter([0.0, 0.0, 0.0, 3.0] * 1_000)
     options = {
         "reward_funcs": [lambda prompts, **_: [next(rewards) for _ in prompts]],
-        "rewards": [{"name": "environment_exact"}],
         "scale_rewards": "none",
     }
     _, inputs = controlled(**options)
@@ -149,7 +132,6 @@ def test_adaptive_kl_moves_the_coefficient_and_goes_on_after_a_resume(
 ) -> None:
     options = {
         "reward_funcs": [lambda completions, **_: [float(len(set(text))) for text in completions]],
-        "rewards": [{"name": "environment_exact"}],
         "beta": 0.1,
         "kl_control": "adaptive",
         "kl_adaptation": "multiplicative",

@@ -1,6 +1,3 @@
-from __future__ import annotations
-
-import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -126,7 +123,6 @@ def test_a_batch_without_policy_rows_has_no_term(made: Any) -> None:
 
 
 def test_a_network_with_an_attention_of_its_own_is_refused(build: Build, random_gpt2: Any) -> None:
-    model = copy.deepcopy(random_gpt2)
-    model.set_attn_implementation("eager")
+    random_gpt2.set_attn_implementation("eager")
     with pytest.raises(RookWorldError, match="soft_moves_coef: the attention is 'eager'"):
-        build(model, **ON, **NOT_KEPT)
+        build(random_gpt2, **ON, **NOT_KEPT)

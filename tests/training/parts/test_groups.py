@@ -1,8 +1,5 @@
 """Groups without signal are kept, replaced or left out, and prompts are drawn as asked."""
 
-from __future__ import annotations
-
-import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +15,7 @@ from rookworld_rlvr.training.parts.part import Sampled, whole
 from rookworld_rlvr.training.parts.zero_variance import fill, next_round
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
-from ...conftest import launch
+from ...conftest import first_batch, launch, on_two
 from ...two_processes import TEMPERATURES
 
 P, E, F = "policy", "environment", "fill_in"
@@ -34,9 +31,7 @@ def only_policy_differs(prompts: list[str], **_: Any) -> list[float]:
     return [float(i % 2) if task_of(p) == P else 0.25 for i, p in enumerate(prompts)]
 
 
-# --------------------------------------------------------------------------------------------------
-# Which group stands where
-# --------------------------------------------------------------------------------------------------
+# --- Which group stands where ---------------------------------------------------------------------
 def test_places_are_filled_by_groups_of_their_task_first() -> None:
     first = drawn([P, E, P, E], [True, False, False, True])
     extra = drawn([P, E, P], [True, True, True])
@@ -66,28 +61,18 @@ def test_rounds_are_as_large_as_what_is_missing_asks_and_end() -> None:
     assert next_round([uneven], 2, most_extra=16) == 3, "the process that misses most: 2 / 0.75"
 
 
-# --------------------------------------------------------------------------------------------------
-# In the trainer
-# --------------------------------------------------------------------------------------------------
+# --- In the trainer -------------------------------------------------------------------------------
 @pytest.fixture
-def varied(make_trainer: Callable[..., Any], random_gpt2: Any, tokenizer: Any) -> Any:
+def varied(build: Callable[..., Any]) -> Any:
     """A trainer on mixed rows whose rewards differ for policy prompts only, and a batch."""
-    defaults = {
-        "rewards": [{"name": "environment_exact"}],
-        "per_device_train_batch_size": 32,
-        "max_completion_length": 6,
-    }
 
-    def build(reward: Any = only_policy_differs, **options: Any) -> tuple[Any, dict[str, Any]]:
-        options = {**defaults, "reward_funcs": [reward], **options}
-        trainer = make_trainer(random_gpt2, tokenizer, **options)
-        trainer.model.train()
-        trainer.current_gradient_accumulation_steps = 1
+    def make(reward: Any = only_policy_differs, **options: Any) -> tuple[Any, dict[str, Any]]:
+        sizes = {"per_device_train_batch_size": 32, "max_completion_length": 6}
+        trainer = build(**{**sizes, "reward_funcs": [reward], **options})
         torch.manual_seed(0)
-        batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
-        return trainer, batch
+        return trainer, first_batch(trainer)
 
-    return build
+    return make
 
 
 def tasks_in(trainer: Any, batch: dict[str, Any]) -> list[str]:
@@ -247,24 +232,15 @@ def test_a_mixture_holds_in_every_batch(varied: Any) -> None:
     assert seen == [{P}, {E}, {P}, {E}]
 
 
-# --------------------------------------------------------------------------------------------------
-# Two processes
-# --------------------------------------------------------------------------------------------------
+# --- Two processes --------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Any]]:
-    """What each of two processes has written, by the beginning of its file's name."""
-    folder = tmp_path_factory.mktemp("two")
-    done = launch("--module", "tests.two_processes", str(folder))
-    assert done.returncode == 0, done.stderr[-3000:]
-    return lambda name: [
-        json.loads((folder / f"{name}{rank}.json").read_text()) for rank in range(2)
-    ]
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What each of two processes has found."""
+    return on_two("two_processes", tmp_path_factory.mktemp("two"))
 
 
-def test_two_processes_decide_alike_where_only_one_lacks_signal(
-    two: Callable[[str], list[Any]],
-) -> None:
-    first, second = two("process")
+def test_two_processes_decide_alike_where_only_one_lacks_signal(two: list[Any]) -> None:
+    first, second = (found["run"] for found in two)
     assert first == second, "to the last bit, weights too: else processes drift apart"
     steps = [entry for entry in first["logs"] if "zero_variance/sampled" in entry]
     assert len(steps) == 3
@@ -273,8 +249,8 @@ def test_two_processes_decide_alike_where_only_one_lacks_signal(
     assert first["state"]["kl"]["beta"] != 0.1
 
 
-def test_two_processes_mix_three_tasks_in_one_batch(two: Callable[[str], list[Any]]) -> None:
-    first, second = two("tasks")
+def test_two_processes_mix_three_tasks_in_one_batch(two: list[Any]) -> None:
+    first, second = (found["tasks"] for found in two)
     logged, rows = first["logged"], [*first["rows"], *second["rows"]]
     assert len(first["rows"]) == len(second["rows"]) == 8
     by_task: dict[str, list[Any]] = {}
@@ -304,8 +280,8 @@ def test_two_processes_mix_three_tasks_in_one_batch(two: Callable[[str], list[An
 @pytest.mark.slow
 def test_a_reward_that_fails_on_one_process_ends_both(tmp_path: Path) -> None:
     done = launch(
-        "--module", "tests.two_processes", str(tmp_path), "fail"
-    )  # a hang would end in TimeoutExpired
+        "--module", "tests.on_two", "tests.two_processes", str(tmp_path), "fail", code=None
+    )
     assert done.returncode != 0
     said = "a reward failed: the reward uneven raised KeyError: 'planted' (two_processes.py, line "
     assert done.stderr.count(said) == 1, "on the first process that ends"

@@ -1,7 +1,5 @@
 """KL estimators against exact KL on a small vocabulary, controllers against worked numbers."""
 
-from __future__ import annotations
-
 import json
 import math
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A step whose loss or gradient is not finite is skipped; several in a row end the run."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math
@@ -29,8 +27,7 @@ def failing_trainer(build: Callable[..., Any]) -> Callable[..., Any]:
 
     def make(*places: int, factor: float = math.nan, **options: Any) -> Any:
         settings = {**NOT_KEPT, "max_steps": 4, "preflight": False, "max_completion_length": 4}
-        rewards = {"reward_funcs": [uneven], "rewards": [{"name": "graduated"}]}
-        trainer = build(**{**settings, **rewards, **options})
+        trainer = build(**{**settings, "reward_funcs": [uneven], **options})
         loss, calls = trainer.compute_loss, itertools.count()
 
         def planted(model: Any, inputs: Any, **_: Any) -> Any:

@@ -1,7 +1,5 @@
 """Which prompts come, how often, and that a run that goes on sees the same ones."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from fractions import Fraction
@@ -45,9 +43,6 @@ def tasks_of(data: Dataset, batch: list[int]) -> Counter[str]:
     return Counter(data["task"][batch])
 
 
-# --------------------------------------------------------------------------------------------------
-# Layout
-# --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_the_layout_is_that_of_trls_sampler(shuffle: bool) -> None:
     data = rows()
@@ -65,9 +60,6 @@ def test_the_layout_is_that_of_trls_sampler(shuffle: bool) -> None:
         assert ours == theirs
 
 
-# --------------------------------------------------------------------------------------------------
-# Mixtures and phases
-# --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("share", "batch_size"), [(0.5, 5), (0.3, 4), (0.1, 8), (1 / 3, 8), (0.35, 20), (0, 3)]
 )
@@ -118,9 +110,6 @@ def test_too_few_rows_are_refused() -> None:
         sampler(rows(30, 0), phases=MIXTURE)
 
 
-# --------------------------------------------------------------------------------------------------
-# Uniform
-# --------------------------------------------------------------------------------------------------
 def test_each_prompt_comes_once_a_pass_over_the_borders_of_epochs() -> None:
     drawn = sampler()  # 50 rows, 6 batches of 8 an epoch
     indices = list(itertools.chain(*map(drawn.batch, range(50))))
@@ -135,9 +124,6 @@ def test_each_prompt_comes_once_a_pass_over_the_borders_of_epochs() -> None:
             assert sorted(own[at : at + size]) == list(range(first, last))
 
 
-# --------------------------------------------------------------------------------------------------
-# Extra rows
-# --------------------------------------------------------------------------------------------------
 def test_extra_rows_are_new_and_their_own_function() -> None:
     data = rows()
     drawn = sampler(data, phases=MIXTURE)
@@ -161,9 +147,6 @@ def test_extra_rows_of_all_that_is_left() -> None:
     assert sorted(texts) == ["b", "c"], "nor another row of an excluded prompt"
 
 
-# --------------------------------------------------------------------------------------------------
-# Processes and checkpoints
-# --------------------------------------------------------------------------------------------------
 class _Linear(torch.nn.Module):
     """Of one weight; notes the rows that it sees."""
 

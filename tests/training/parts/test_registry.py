@@ -1,7 +1,5 @@
 """What is wrong with the keys of the trainer's parts is said at once, with value, reason and remedy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

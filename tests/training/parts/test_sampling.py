@@ -1,8 +1,5 @@
 """Each task is sampled in its own way, and scored as it was sampled."""
 
-from __future__ import annotations
-
-import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,6 +12,8 @@ from rookworld_rlvr.tasks.registry import task_of
 from rookworld_rlvr.training.parts.sampling import rollout
 from rookworld_rlvr.training.preflight import measure_parity, mixed_length_prompts
 
+from ...conftest import first_batch
+
 BOTH: dict[str, dict[str, Any]] = {"policy": {}, "environment": {}}
 
 
@@ -25,10 +24,7 @@ def sampled(build: Callable[..., Any]) -> Any:
     def make(**options: Any) -> tuple[Any, dict[str, Any]]:
         trainer = build(**options)
         trainer.rollout_func = partial(rollout, keep_logps=True)
-        trainer.model.train()
-        trainer.current_gradient_accumulation_steps = 1
-        batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
-        return trainer, batch
+        return trainer, first_batch(trainer)
 
     return make
 
@@ -118,12 +114,11 @@ def test_generate_draws_where_more_is_asked_for_than_the_loop_knows(
         assert all(len(row.unique()) == len(row) for row in drawn), "no token comes twice"
 
 
-def test_the_seed_says_what_is_drawn(build: Callable[..., Any], random_gpt2: Any) -> None:
+def test_the_seed_says_what_is_drawn(build: Callable[..., Any]) -> None:
     """Kept adapters, gradient checkpointing and a model in training mode change nothing."""
 
     def completions(seed: int, **options: Any) -> list[str]:
-        model = copy.deepcopy(random_gpt2)
-        trainer = build(model, seed=seed, max_steps=1, **options)
+        trainer = build(seed=seed, max_steps=1, **options)
         trainer.train()
         return list(trainer.completion_log()["completion", ""])
 

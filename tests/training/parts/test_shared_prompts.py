@@ -1,9 +1,6 @@
 """Log-probs and gradients with shared prompts are those of whole rows, as TRL's own method has them."""
 
-from __future__ import annotations
-
 import copy
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rookworld_rlvr.training.parts.part import whole
 
-from ...conftest import NOT_KEPT, launch
+from ...conftest import NOT_KEPT, on_two
 from ...models.test_architectures import tiny
 
 LENGTH = 7
@@ -102,16 +99,15 @@ def build(make_trainer: Build, random_gpt2: Any, tokenizer: PreTrainedTokenizerB
 
     def make(model: Any = "gpt2", **options: Any) -> Any:
         if isinstance(model, str):
-            model = random_gpt2 if model == "gpt2" else tiny(model, tokenizer)
+            own = model == "gpt2"
+            model = copy.deepcopy(random_gpt2) if own else tiny(model, tokenizer)
         options = {"rewards": [{"name": "graduated"}], "preflight": False, **options}
         return make_trainer(model, tokenizer, reward_funcs=[reward], **options)
 
     return make
 
 
-# --------------------------------------------------------------------------------------------------
-# Parity
-# --------------------------------------------------------------------------------------------------
+# --- Parity ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])
 def test_rows_of_all_sorts(kind: str, build: Build) -> None:
     trainer = build(kind)
@@ -169,7 +165,7 @@ def test_as_much_is_learnt(build: Build, random_gpt2: Any, options: dict[str, An
     options = {**NOT_KEPT, **sgd, "gradient_accumulation_steps": 4, **options}
     ends = []
     for shares in (True, False):
-        trainer = build(copy.deepcopy(random_gpt2), **options)
+        trainer = build(**options)
         if not shares:
             del trainer.parts["shared_prompts"]
         trainer.train()
@@ -188,20 +184,14 @@ def test_as_much_is_learnt(build: Build, random_gpt2: Any, options: dict[str, An
 def test_two_processes_one_of_which_has_nothing_to_learn(
     tmp_path: Path, layout: str, beta: str
 ) -> None:
-    module = "tests.training.parts.shared_on_two"
-    done = launch("--module", module, str(tmp_path), layout, beta)
-    assert done.returncode == 0, done.stderr[-3000:]
-    for rank in range(2):
-        result = json.loads((tmp_path / f"process{rank}.json").read_text())
+    for result in on_two("training.parts.shared_on_two", tmp_path, layout, beta):
         ours, theirs = result["losses"]
         assert ours == pytest.approx(theirs, abs=1e-5)
         assert result["log_probs"] < 1e-5
         assert result["weights"] < 1e-5 < 1e-3 < result["moved"]
 
 
-# --------------------------------------------------------------------------------------------------
-# Rows that cannot move anything
-# --------------------------------------------------------------------------------------------------
+# --- Rows that cannot move anything ---------------------------------------------------------------
 def micro_batch(rows: Rows, advantages: list[float]) -> dict[str, torch.Tensor]:
     ids, mask, length = rows
     return {
@@ -278,9 +268,7 @@ def test_no_row_is_left_out_where_something_else_may_move(
     assert trainer.parts["shared_prompts"].idle(micro_batch(ROWS["groups"], SOME)) is None
 
 
-# --------------------------------------------------------------------------------------------------
-# Groups and micro-batches
-# --------------------------------------------------------------------------------------------------
+# --- Groups and micro-batches ---------------------------------------------------------------------
 def test_training_gets_whole_groups(build: Build) -> None:
     trainer = build(per_device_train_batch_size=4, gradient_accumulation_steps=4)
     trainer.model.train()
@@ -291,9 +279,7 @@ def test_training_gets_whole_groups(build: Build) -> None:
         assert len(batch["prompt_ids"].unique(dim=0)) == 1
 
 
-# --------------------------------------------------------------------------------------------------
-# Where prompts are not shared
-# --------------------------------------------------------------------------------------------------
+# --- Where prompts are not shared -----------------------------------------------------------------
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
@@ -303,21 +289,12 @@ def test_training_gets_whole_groups(build: Build) -> None:
     ],
 )
 def test_what_cannot_share_says_so_once(
-    kind: str,
-    reason: str,
-    build: Build,
-    random_gpt2: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    capsys: pytest.CaptureFixture[str],
+    kind: str, reason: str, build: Build, random_gpt2: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, options = random_gpt2, {}
-    if kind == "gpt_neo":
-        model = tiny(kind, tokenizer)
-    elif kind == "eager":
-        model.set_attn_implementation("eager")
-    else:
-        tuned = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-        options = {"peft_config": tuned}
+    random_gpt2.set_attn_implementation("eager" if kind == "eager" else "sdpa")
+    tuned = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    options = {"peft_config": tuned} if kind == "prompt tuning" else {}
+    model = kind if kind == "gpt_neo" else random_gpt2
     assert "shared_prompts" not in build(model, **options).parts
     line = f"prompts are not shared: {reason}; each row is scored whole, as TRL does"
     assert capsys.readouterr().out.count(line) == 1

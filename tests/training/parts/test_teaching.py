@@ -1,9 +1,6 @@
 """Right answers in hopeless groups, and the supervised term: what is taught, and its gradients."""
 
-from __future__ import annotations
-
 import copy
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +19,7 @@ from rookworld_rlvr.tasks.types import values_by_move
 from rookworld_rlvr.training.parts.part import Batch, whole
 from rookworld_rlvr.training.parts.teaching import answer_tokens, right, right_answer, truth_of
 
-from ...conftest import NOT_KEPT, launch, mixed_rows
+from ...conftest import NOT_KEPT, mixed_rows, on_two
 from ...engines import FakeLabeller, fake_values
 
 REWARDS = [{"name": "environment_exact"}, {"name": "policy_best_move"}]
@@ -35,7 +32,9 @@ def build(make_trainer: Build, random_gpt2: Any, tokenizer: Any) -> Build:
     """A trainer whose policy has random weights, so that none of its completions is right."""
 
     def make(model: Any = None, shares: bool = True, **options: Any) -> Any:
-        trainer = make_trainer(model or random_gpt2, tokenizer, **{**QUIET, **options})
+        trainer = make_trainer(
+            model or copy.deepcopy(random_gpt2), tokenizer, **{**QUIET, **options}
+        )
         if not shares:
             del trainer.parts["shared_prompts"]
         return trainer
@@ -56,9 +55,6 @@ def texts(trainer: Any, ids: torch.Tensor, mask: torch.Tensor) -> list[str]:
     return trainer.processing_class.batch_decode(rows, skip_special_tokens=True)
 
 
-# --------------------------------------------------------------------------------------------------
-# Right answers
-# --------------------------------------------------------------------------------------------------
 def test_right_goes_by_the_headline_of_each_rows_task(packaged: Any) -> None:
     environment, policy = mixed_rows(packaged.train, each=1)
     answers = {row["task"]: TASKS[row["task"]].reference(row) for row in (environment, policy)}
@@ -97,9 +93,6 @@ def test_an_answers_tokens_are_those_that_the_policy_would_write(
         assert tokenizer(row["prompt"])["input_ids"] + tokens[:-1] == whole_row
 
 
-# --------------------------------------------------------------------------------------------------
-# Groups
-# --------------------------------------------------------------------------------------------------
 def test_a_hopeless_group_gets_a_right_answer(build: Build) -> None:
     trainer = build(zero_variance="teach")
     batch = batch_of(trainer)
@@ -143,9 +136,6 @@ def test_a_group_whose_truth_is_not_known_is_left_alone(build: Build, packaged: 
     assert {task_of(prompts[row]) for row in taught.nonzero().flatten()} == {"environment"}
 
 
-# --------------------------------------------------------------------------------------------------
-# Gradients
-# --------------------------------------------------------------------------------------------------
 def gradient_of(trainer: Any, loss: torch.Tensor) -> torch.Tensor:
     trainer.model.zero_grad()
     loss.backward()
@@ -216,9 +206,6 @@ def test_further_prompts_of_the_supervised_term_are_others_at_each_step(build: B
     assert seen[0] | seen[1] <= set(trainer.train_dataset["prompt"])
 
 
-# --------------------------------------------------------------------------------------------------
-# In runs
-# --------------------------------------------------------------------------------------------------
 def test_a_policy_learns_what_it_is_taught(build: Build, tokenizer: Any) -> None:
     """Castling rights that the packaged model gets wrong, eight times."""
     prompt, task = "A: 4k3/8/8/8/8/8/8/R3K2R w KQ - 0 1+e1g1+e1g1+", TASKS["environment"]
@@ -244,10 +231,8 @@ def test_a_policy_learns_what_it_is_taught(build: Build, tokenizer: Any) -> None
     assert gains["teach"] > 10 > gains["keep"] + 5
 
 
-def test_taught_answers_are_not_in_the_kl(build: Build, random_gpt2: Any, tmp_path: Path) -> None:
-    random_gpt2.save_pretrained(tmp_path / "start")
-    start = loading.load_model(str(tmp_path / "start"))
-    trainer = build(start, zero_variance="teach", beta=0.1)
+def test_taught_answers_are_not_in_the_kl(build: Build, start: str) -> None:
+    trainer = build(loading.load_model(start), zero_variance="teach", beta=0.1)
     batch = batch_of(trainer)
     taught, ours = batch["taught"], batch["taught_advantages"]
     logps = torch.zeros_like(batch["ref_per_token_logps"])
@@ -262,12 +247,10 @@ def test_taught_answers_are_not_in_the_kl(build: Build, random_gpt2: Any, tmp_pa
     assert 0 < shares[0] < shares[1] < 1
 
 
-def test_a_resumed_run_goes_on_byte_for_byte(
-    build: Build, tmp_path: Path, random_gpt2: Any
-) -> None:
+def test_a_resumed_run_goes_on_byte_for_byte(build: Build, tmp_path: Path) -> None:
     options = {"zero_variance": "teach", "sft_coef": 0.1, "learning_rate": 1e-3, "max_steps": 3}
     options |= {"save_strategy": "steps", "save_steps": 2}
-    trainer = build(copy.deepcopy(random_gpt2), **options)
+    trainer = build(**options)
     trainer.train()
     again = build(**options)
     again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
@@ -277,8 +260,6 @@ def test_a_resumed_run_goes_on_byte_for_byte(
 
 @pytest.mark.slow
 def test_two_processes_teach_alike(tmp_path: Path) -> None:
-    done = launch("--module", "tests.training.parts.taught_on_two", str(tmp_path))
-    assert done.returncode == 0, done.stderr[-3000:]
-    first, second = (json.loads((tmp_path / f"process{rank}.json").read_text()) for rank in (0, 1))
+    first, second = on_two("training.parts.taught_on_two", tmp_path)
     assert first["weights"] == second["weights"]
     assert first["taught"] > 0 and second["taught"] > 0

@@ -1,8 +1,5 @@
 """Advantages by token from a value head, and the head's life beside the model."""
 
-from __future__ import annotations
-
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +12,10 @@ from safetensors.torch import load_file
 from rookworld_rlvr.training.parts.part import whole
 from rookworld_rlvr.training.parts.value_head import VALUE_HEAD_FILE, generalised_advantages
 
-from ...conftest import NOT_KEPT
+from ...conftest import NOT_KEPT, first_batch
 
 GAE = {
     "advantage_estimator": "gae",
-    "rewards": [{"name": "environment_exact"}],
     "reward_funcs": [lambda completions, **_: [float(len(text)) for text in completions]],
     "max_completion_length": 6,
 }
@@ -58,10 +54,7 @@ def valued(build: Callable[..., Any]) -> Any:
 
     def make(**options: Any) -> tuple[Any, dict[str, Any]]:
         trainer = build(**{**GAE, **options})
-        trainer.model.train()
-        trainer.current_gradient_accumulation_steps = 1
-        batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
-        return trainer, batch
+        return trainer, first_batch(trainer)
 
     return make
 
@@ -134,12 +127,12 @@ def test_values_are_of_the_states_before_each_token_whatever_the_temperature(val
 
 
 def test_the_head_is_in_checkpoints_and_goes_on_but_is_not_exported(
-    build: Callable[..., Any], random_gpt2: Any, tmp_path: Path
+    build: Callable[..., Any], tmp_path: Path
 ) -> None:
     options = {**NOT_KEPT, **GAE, "preflight": False, "learning_rate": 1e-3, "max_steps": 3}
     options |= {"lr_scheduler_type": "constant", "value_learning_rate": 3e-2}
     options |= {"save_strategy": "steps", "save_steps": 2}
-    trainer = build(copy.deepcopy(random_gpt2), **options)
+    trainer = build(**options)
     trainer.train()
     rates = [group["lr"] for group in trainer.optimizer.param_groups]
     assert rates == pytest.approx([1e-3, 1e-3, 3e-2])

@@ -1,7 +1,5 @@
 """What can be said of vLLM without it; `tests/vllm` has the engine itself."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 from types import SimpleNamespace
