@@ -5,7 +5,8 @@
 All methods start from one model and learn from the packaged openings. The steps of each are chosen so
 that they take about as long as the recipe does; the table gives the seconds of processor time.
 
-- ``recipe``: `recipes/grpo_policy_nano.yaml`; ``trained``: the same without the start's share.
+- ``recipe``: `recipes/grpo_policy_nano.yaml`; ``trained``: the same without the start's share;
+  ``forgetful``: without `keep_coef`.
 - ``grpo``: samples alone, eight of each prompt, rewarded for the best move, candidates and legality.
 - ``soft``: the recipe's cross-entropy to a softmax of the values alone.
 - ``sft``: supervised training on the same rows, with the best move as `B`.
@@ -48,7 +49,9 @@ from rookworld_rlvr.tasks.types import values_by_move
 Row = Mapping[str, Any]
 RECIPE = "grpo_policy_nano"
 PASS_SAMPLES, PASS_ROWS = 16, 400
+FORGETFUL = {"keep_coef": 0.0, "keep_rows": None, "synthetic_rows": 0}
 SAMPLES = {
+    **FORGETFUL,
     "expected_score_coef": 0.0,
     "soft_moves_coef": 0.0,
     "start_share": 0.0,
@@ -170,8 +173,9 @@ def finish(trainer: Any, output: Path, start: str) -> None:
 METHODS: Mapping[str, Callable[[str, int, Path], None]] = {
     "recipe": partial(grpo, {}),
     "trained": partial(grpo, {"start_share": 0.0}),
+    "forgetful": partial(grpo, FORGETFUL),
     "grpo": partial(grpo, {**SAMPLES, "max_steps": 1800}),
-    "soft": partial(grpo, {"expected_score_coef": 0.0, "soft_moves_coef": 5.0}),
+    "soft": partial(grpo, {**FORGETFUL, "expected_score_coef": 0.0, "soft_moves_coef": 5.0}),
     "sft": partial(sft, 3400),
     "dpo": partial(dpo, 8000),
     "control": partial(control, 2500),
