@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+from datasets import IterableDataset
 from transformers import Trainer, TrainerCallback
 from trl import GRPOTrainer
 from trl.trainer.utils import pad
@@ -122,7 +123,11 @@ def _rounding(trainer: Any) -> float:
 def mixed_length_prompts(trainer: GRPOTrainer) -> list[str]:
     """Prompts from all over the training set, evenly from the shortest to the longest."""
     rows = trainer.train_dataset
-    prompts = sorted({*rows["prompt"][:][:: max(1, len(rows) // _LOOKED_AT)]})
+    if isinstance(rows, IterableDataset):
+        found = {row["prompt"] for row in rows.take(_LOOKED_AT)}
+    else:
+        found = {*rows["prompt"][:][:: max(1, len(rows) // _LOOKED_AT)]}
+    prompts = sorted(found)
     prompts.sort(key=lambda prompt: len(trainer.processing_class(prompt)["input_ids"]))
     last = min(PREFLIGHT_ROWS, len(prompts)) - 1
     return [prompts[rank * (len(prompts) - 1) // max(1, last)] for rank in range(last + 1)]
