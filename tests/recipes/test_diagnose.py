@@ -16,7 +16,7 @@ from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.diagnosis.phases import PHASES
 from rookworld_rlvr.diagnosis.report import page
 from rookworld_rlvr.models import gpt2, loading
-from rookworld_rlvr.training.parts import shared_prompts
+from rookworld_rlvr.training.parts import registry
 
 from .. import conftest
 from ..browser import HEIGHT, WIDTHS, Browser
@@ -242,7 +242,7 @@ def test_a_correction_that_is_not_made(
 ) -> None:
     monkeypatch.setattr(gpt2, function, fault)
     # Shared prompts number their positions themselves.
-    monkeypatch.setattr(shared_prompts, "obstacle", lambda *_: "none are")
+    monkeypatch.setattr(registry, "obstacle", lambda *_: "none are")
     code, content = diagnose()
     assert code == 1 and content["analysis"]["cause"] == cause
     assert "preflight_gap" in rules(content)
