@@ -35,8 +35,7 @@ from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT
 from ..tasks.registry import TASKS
 from ..tasks.types import action_values_column, values_by_move
-from . import sources, synthesis
-from .parsing import parse_rows, quarantine, raw_rows
+from . import sources
 from .sources import Malformed, Row, RowArguments
 
 logger = logging.getLogger(__name__)
@@ -219,6 +218,8 @@ def load_data(
     rows = _read(args, report, quarantine_file)
     rows += made_rows(args)
     if args.first_plies_share:
+        from . import synthesis
+
         rows += map(synthesis.environment_row, synthesis.first_plies())
     chosen = _chosen_heldout(args, report, quarantine_file)
 
@@ -244,6 +245,8 @@ def load_data(
         kept = [row for row in train if rules.position_key(row["fen"]) not in tested]
         report.shared, train = len(train) - len(kept), kept
     if args.mirror:
+        from . import synthesis
+
         apart = _positions(train) | _positions(heldout)
         train += [
             row
@@ -305,7 +308,10 @@ def _read(args: DataArguments, report: DataReport, quarantine_file: Path | None)
     report.read += len(parsed)
     report.quarantined.update(row.reason for row in malformed if not row.is_readable)
     report.unjudgeable.update(row.reason for row in malformed if row.is_readable)
-    quarantine(malformed, len(parsed), args, quarantine_file)
+    if malformed or (quarantine_file and quarantine_file.exists()):
+        from .parsing import quarantine
+
+        quarantine(malformed, len(parsed), args, quarantine_file)
     return [row for row in parsed if not isinstance(row, Malformed)]
 
 
@@ -444,6 +450,8 @@ def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
         RookWorldError: A task has a share, but no rows.
     """
     if share := args.first_plies_share:
+        from . import synthesis
+
         asked = [row for row in rows if row["task"] == ENVIRONMENT.name]
         has_others = share < 1 and not all(map(synthesis.is_first_ply, asked))
         shares = {True: share, False: 1 - share} if has_others else {True: 1.0}
@@ -489,6 +497,8 @@ def parsed_rows(args: RowArguments, tasks: Sequence[str] = ()) -> list[Row | Mal
     """
 
     def parse() -> Iterator[Row | Malformed]:
+        from .parsing import parse_rows, raw_rows  # a file that was kept needs no parsing
+
         return map(_answered, parse_rows(raw_rows(args), tasks))
 
     file = sources.dataset_file(args.dataset_name)
@@ -512,6 +522,8 @@ def made_rows(args: RowArguments) -> list[Row]:
     counts = args.synthetic_rows, args.synthetic_fill_in_rows
 
     def make() -> Iterator[Row]:
+        from . import synthesis  # most runs make none
+
         asked = synthesis.environment_prompts(seed, kinds, plies)
         environment = map(synthesis.environment_row, islice(asked, counts[0]))
         hidden = synthesis.fill_in_rows(seed, sources.FIELD_SHARES, kinds, plies)

@@ -1,6 +1,6 @@
 """The fill-in task: restore what is hidden in an environment record.
 
-What a mask may hide and which answers fit is in `fill_in_record`.
+What a mask may hide and which answers fit is in `fill_in_record`, which only a run with such rows loads.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from ..common.errors import NotationError
-from . import fill_in_record as record
 from .task import Metric, Row, Sampling, Task, documented
 from .text import FILL_IN_PREFIX
 from .types import FILL_IN_FIELDS, EnvironmentPrompt, Score, Values
@@ -33,6 +32,8 @@ class FillInTask(Task):
 
     def split(self, row: str) -> tuple[str, str]:
         """See `Task`."""
+        from . import fill_in_record as record
+
         fields = row.split("+", 7)
         if len(fields) < 8:
             raise NotationError("fewer than eight fields in the fill-in row", row)
@@ -42,10 +43,14 @@ class FillInTask(Task):
 
     def parse_answer(self, prompt: str, completion: str) -> str:
         """See `Task`; the answer must have the form of the hidden field."""
+        from . import fill_in_record as record
+
         return record.parse_fill_in_answer(record.parse_fill_in_prompt(prompt).field, completion)
 
     def position(self, prompt: str) -> EnvironmentPrompt:
         """See `Task`; the mask is replaced by an answer that fits."""
+        from . import fill_in_record as record
+
         asked = record.parse_fill_in_prompt(prompt)
         return record.filled(asked.columns, record.fitting(asked)[0])[0]
 
@@ -54,10 +59,14 @@ class FillInTask(Task):
 
     def read_prompt(self, text: str) -> str:
         """See `Task`."""
+        from . import fill_in_record as record
+
         return record.write_fill_in_prompt(record.parse_fill_in_prompt(text))
 
     def check(self, prompt: str, completion: str) -> EnvironmentPrompt:
         """See `Task`; the mask is replaced by the row's answer, which must fit."""
+        from . import fill_in_record as record
+
         asked = record.parse_fill_in_prompt(prompt)
         answer = record.parse_fill_in_answer(asked.field, completion)
         record.check_answer(asked, answer)
@@ -65,6 +74,8 @@ class FillInTask(Task):
 
     def part(self, row: Row) -> str:
         """See `Task`: the hidden field."""
+        from . import fill_in_record as record
+
         return record.parse_fill_in_prompt(row["prompt"]).field
 
     def score(self, prompt: str, completion: str, values: Values | None = None) -> Score | None:
@@ -77,6 +88,8 @@ class FillInTask(Task):
         - `similarity`: 1 if exact; else 0.95 times the normalised similarity (1 minus edit distance) to
           the nearest answer.
         """
+        from . import fill_in_record as record
+
         asked = record.judged_prompt(prompt)
         return None if asked is None else record.score_fill_in(asked, completion)
 
@@ -91,15 +104,21 @@ class FillInTask(Task):
 
     def truth(self, prompt: str, values: Values | None = None) -> str:
         """See `Task`; the first of the answers that fit."""
+        from . import fill_in_record as record
+
         return record.write_fill_in_answer(record.fitting(record.parse_fill_in_prompt(prompt))[0])
 
     def right_answer(self, prompt: str, values: Values | None, draw: random.Random) -> str:
         """See `Task`."""
+        from . import fill_in_record as record
+
         fits = record.fitting(record.parse_fill_in_prompt(prompt))
         return record.write_fill_in_answer(draw.choice(fits))
 
     def guess(self, prompt: str, draw: random.Random) -> str:
         """See `Task`: a text that has the form of the hidden field, see `fill_in_record.guesses`."""
+        from . import fill_in_record as record
+
         guesses = record.guesses(record.parse_fill_in_prompt(prompt))
         return record.write_fill_in_answer(draw.choice(guesses))
 
@@ -110,6 +129,7 @@ class FillInTask(Task):
     def board(self, row: Row, completion: str, values: Values | None = None) -> str:
         """See `Task`: the record's state and action; the caption has the answer and one that fits."""
         from . import boards  # only pictures need it
+        from . import fill_in_record as record
 
         asked = record.parse_fill_in_prompt(row["prompt"])
         fits = record.fitting(asked)
