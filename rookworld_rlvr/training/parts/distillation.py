@@ -23,7 +23,7 @@ from trl.trainer.utils import use_adapter
 from ...common.errors import RookWorldError
 from ...models.decoding import pad_rows
 from .part import Call, Part
-from .teaching import taught_answer
+from .teaching import answer_tokens, right_answer, truth_of
 
 
 class Distillation(Part):
@@ -85,15 +85,16 @@ class Distillation(Part):
             for task, count in trainer.args.keep_rows.items()
             for place in self._draw.choices(self._places[task], k=count)
         ]
-        answers = [(row, taught_answer(trainer, row, "keep")) for row in drawn]
-        known = [(row["prompt"], answer[1]) for row, answer in answers if answer is not None]
-        if not known:
-            raise RookWorldError(
-                "keep_rows: no right answer is known that is not over max_completion_length; raise it"
-            )
-        prompts = trainer.processing_class([prompt for prompt, _ in known])["input_ids"]
-        texts = [[*prompt, *answer] for prompt, (_, answer) in zip(prompts, known, strict=True)]
-        return texts, torch.tensor([len(answer) for _, answer in known])
+        encode, truth = trainer.processing_class, truth_of(trainer.reward_funcs)
+        texts, lengths = [], []
+        for row in drawn:
+            if answer := right_answer(row, f"{trainer.args.seed} {self._step} keep", truth):
+                tokens = answer_tokens(encode, row["prompt"], answer)
+                texts.append([*encode(row["prompt"])["input_ids"], *tokens])
+                lengths.append(len(tokens))
+        if not texts:
+            raise RookWorldError("keep_rows: the right answers are not known; label the rows first")
+        return texts, torch.tensor(lengths)
 
 
 @contextmanager
