@@ -322,7 +322,14 @@ def _promotions(board: chess.Board) -> Iterator[chess.Move]:
 
 def _game_end(rng: random.Random) -> EnvironmentPrompt:
     """A random small endgame in which some move ends the game the wanted way."""
-    wanted = rng.choice(list(chess.Termination)[:4])  # mate, stalemate, material, 75 moves
+    wanted = rng.choice(
+        (
+            chess.Termination.CHECKMATE,
+            chess.Termination.STALEMATE,
+            chess.Termination.INSUFFICIENT_MATERIAL,
+            chess.Termination.SEVENTYFIVE_MOVES,
+        )
+    )
     return _until_found(lambda: _ending_move(rng, wanted))
 
 

@@ -195,9 +195,14 @@ def choose(board: chess.Board, reply: Reply[PolicyAnswer]) -> Choice:
         return no_answer(board, f"the model's answer cannot be read ({reply.fault})")
     best = legal_move(board, reply.record.best_move)
     if best is not None:
-        names = (reply.record.best_move, best.uci())
         said = zip(reply.record.moves, reply.record.evaluations, strict=False)
-        return Choice(best, next((pawns for name, pawns in said if name in names), None))
+        start = best.uci()[
+            :2
+        ]  # others cannot be the same move, and an illegal one takes time to read
+        own = (
+            pawns for name, pawns in said if name[:2] == start and legal_move(board, name) == best
+        )
+        return Choice(best, next(own, None))
     candidates = _candidates(board, reply.record)
     fault = f"the model's best move {reply.record.best_move} is illegal"
     if not candidates:

@@ -69,6 +69,11 @@ class FillInPrompt:
     # Index of a move in the history, or of a FEN's 13 parts; None: the whole column.
     part: int | None
 
+    @property
+    def history(self) -> tuple[str, ...]:
+        """The moves of the history."""
+        return tuple(self.columns.history.split())
+
 
 # --------------------------------------------------------------------------------------------------
 # Text
@@ -247,9 +252,7 @@ def fitting(prompt: FillInPrompt) -> tuple[str, ...]:
     """
     if prompt.field == "action" and prompt.columns.truncated == "1":
         reason = "a masked action was illegal: any illegal text would fit"
-    elif prompt.field == "history" and _plies(prompt.columns.state) != prompt.columns.history.count(
-        " "
-    ):
+    elif prompt.field == "history" and _plies(prompt.columns.state) != len(prompt.history) - 1:
         reason = "a masked move of an incomplete history cannot be judged"
     else:
         with suppress(IllegalPositionError):
@@ -436,7 +439,7 @@ def _candidates(prompt: FillInPrompt) -> Iterable[str]:
     if prompt.field == "action":
         return _legal_moves(prompt.columns.state)
     if prompt.field == "history":
-        return _legal_moves(replay(tuple(prompt.columns.history.split()[: prompt.part])) or "")
+        return _legal_moves(replay(prompt.history[: prompt.part]) or "")
     if prompt.column == "next_state":
         fen = rules.transition(prompt.columns.state, prompt.columns.action).fen
         return [fen if prompt.part is None else fen_parts(fen)[prompt.part]]
@@ -536,7 +539,7 @@ def guesses(prompt: FillInPrompt) -> Sequence[str]:
     if prompt.field == "action":
         return rules.legal_moves(prompt.columns.state)
     if prompt.field == "history":
-        before = replay(tuple(prompt.columns.history.split()[: prompt.part]))
+        before = replay(prompt.history[: prompt.part])
         return rules.legal_moves(before) if before is not None else []
     if prompt.field == "next_state":
         moves = rules.legal_moves(prompt.columns.state)

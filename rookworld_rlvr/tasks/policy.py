@@ -85,8 +85,14 @@ def parse_policy_answer(text: str) -> PolicyAnswer:
 # Scores
 # --------------------------------------------------------------------------------------------------
 _REWARDS = (
-    *("best_move", "regret", "rank", "candidates"),
-    *("evaluation", "legality", "consistency", "format"),
+    "best_move",
+    "regret",
+    "rank",
+    "candidates",
+    "evaluation",
+    "legality",
+    "consistency",
+    "format",
 )
 
 

@@ -34,7 +34,9 @@ Phase = Literal["opening", "middlegame", "endgame"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
-REWARDS = REWARD_CONTINUES, REWARD_CHECKMATE, REWARD_DRAW, REWARD_ILLEGAL = 0.001, 1.0, 0.5, -1.0
+REWARD_CONTINUES, REWARD_CHECKMATE = 0.001, 1.0
+REWARD_DRAW, REWARD_ILLEGAL = 0.5, -1.0
+REWARDS = (REWARD_CONTINUES, REWARD_CHECKMATE, REWARD_DRAW, REWARD_ILLEGAL)
 
 
 def board_of(fen: str) -> chess.Board:

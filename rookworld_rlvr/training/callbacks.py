@@ -99,7 +99,8 @@ class StopOnInterrupt(TrainerCallback):
         return int(asked)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        now, name = time.monotonic(), signal.Signals(number).name
+        now = time.monotonic()
+        name = "interrupted" if number == signal.SIGINT else signal.Signals(number).name
         if not self._has_begun:
             _say(f"{name} before the first step: nothing to save")
             _end(number)

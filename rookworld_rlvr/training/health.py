@@ -329,7 +329,10 @@ def batch_health(
     scored = rewards[~rewards.isnan()]
     flat = advantages.detach().double().flatten()
     answers = list(zip(tasks, completions, prompts, strict=True))
-    read = {answer: TASKS[answer[0]].is_readable(answer[2], answer[1]) for answer in set(answers)}
+    read = {
+        (task, text, prompt): TASKS[task].is_readable(prompt, text)
+        for task, text, prompt in set(answers)
+    }
     firsts = range(0, count, num_generations)
     groups = [set(completions[first : first + num_generations]) for first in firsts]
     numbers = {

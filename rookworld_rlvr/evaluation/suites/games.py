@@ -171,7 +171,8 @@ def ask_moves(model: Answerer, boards: Sequence[chess.Board]) -> list[Reply]:
         boards: `N` positions, at least one, none of them over.
     """
     prompts = [write_policy_prompt(board.fen()) for board in boards]
-    return list(map(read_reply, boards, model.answers(prompts)))
+    answered = zip(boards, model.answers(prompts), strict=True)
+    return [read_reply(board, completion) for board, completion in answered]
 
 
 def read_reply(board: chess.Board, completion: str) -> Reply:

@@ -118,8 +118,10 @@ def ask_choices(
         answers = model.answers(prompts)
     else:
         answers = [text for (text,) in model.samples(prompts, 1, decoding)]
-    replies = [reply_of(answer, parse_policy_answer) for answer in answers]
-    return list(map(choose, boards, replies))
+    return [
+        choose(board, reply_of(answer, parse_policy_answer))
+        for board, answer in zip(boards, answers, strict=True)
+    ]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ class AllMoves(Part):
     """
 
     loss_term = "moves"
+    scores_own_rows = True
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer)
@@ -83,10 +84,6 @@ class AllMoves(Part):
         found = next(filter(None, (task.choices(text, values) for text in texts)), None)
         found = found or task.choices(task.truth(prompt, values) or "", values)
         return None if found is None else (prompt + found[0], found[1])
-
-    def scored(self, inputs: Mapping[str, Any]) -> torch.Tensor:
-        """See `Part`: none of the batch's rows, because the term has a forward of its own."""
-        return torch.zeros(len(inputs["advantages"]), dtype=torch.bool)
 
     def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
         """Minus the log of the expected score and the soft targets' log-likelihood, means of groups."""

@@ -23,7 +23,7 @@ from trl.trainer.utils import use_adapter
 from ...common.errors import RookWorldError
 from ...models.decoding import pad_rows
 from .part import Call, Part
-from .teaching import answer_tokens, right_answer, truth_of
+from .teaching import known_answer
 
 
 class Distillation(Part):
@@ -34,6 +34,7 @@ class Distillation(Part):
     """
 
     loss_term = "keep"
+    scores_own_rows = True
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer)
@@ -46,10 +47,6 @@ class Distillation(Part):
                 "it out"
             )
         self._step = -1
-
-    def scored(self, inputs: Mapping[str, Any]) -> torch.Tensor:
-        """See `Part`: none of the batch's rows, because the term has a forward of its own."""
-        return torch.zeros(len(inputs["advantages"]), dtype=torch.bool)
 
     def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
         """The KL in nats, a mean over the answers' tokens and the step's micro-batches."""
@@ -85,13 +82,12 @@ class Distillation(Part):
             for task, count in trainer.args.keep_rows.items()
             for place in self._draw.choices(self._places[task], k=count)
         ]
-        encode, truth = trainer.processing_class, truth_of(trainer.reward_funcs)
         texts, lengths = [], []
         for row in drawn:
-            if answer := right_answer(row, f"{trainer.args.seed} {self._step} keep", truth):
-                tokens = answer_tokens(encode, row["prompt"], answer)
-                texts.append([*encode(row["prompt"])["input_ids"], *tokens])
-                lengths.append(len(tokens))
+            if found := known_answer(trainer, row, "keep"):
+                prompt = trainer.processing_class(row["prompt"])["input_ids"]
+                texts.append([*prompt, *found[1]])
+                lengths.append(len(found[1]))
         if not texts:
             raise RookWorldError("keep_rows: the right answers are not known; label the rows first")
         return texts, torch.tensor(lengths)

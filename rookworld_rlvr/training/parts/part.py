@@ -95,12 +95,14 @@ class Part(TrainerCallback):
 
     Attributes:
         loss_term: The name under which its term is logged, as ``loss/<name>``; empty takes the class's.
+        scores_own_rows: Whether its term takes rows of its own, and none of the batch's log-probs.
 
     Args:
         trainer: The `RookWorldGRPOTrainer` that is being made.
     """
 
     loss_term: ClassVar[str] = ""
+    scores_own_rows: ClassVar[bool] = False
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -155,7 +157,8 @@ class Part(TrainerCallback):
 
     def scored(self, inputs: Mapping[str, Any]) -> torch.Tensor | None:
         """The rows ``(B,)`` of a micro-batch that the part's term needs the log-probs of; None: all."""
-        return None
+        none = torch.zeros(len(inputs["advantages"]), dtype=torch.bool)
+        return none if self.scores_own_rows else None
 
     # --------------------------------------------------------------------------------------------
     # Update, evaluation, checkpoints

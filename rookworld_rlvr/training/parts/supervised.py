@@ -33,6 +33,7 @@ class Supervised(Part):
     """
 
     loss_term = "supervised"
+    scores_own_rows = True
 
     def extend(self, call: Call, batch: Batch) -> None:
         """Add right answers to a batch of `B` rows.
@@ -46,11 +47,10 @@ class Supervised(Part):
         size = self._trainer.num_generations
         each = math.ceil(self._trainer.args.sft_extra / size)
         extra = self._extra(len(call.rows) // size)
-        batch["answers"] = [
-            [asked and self._answer(asked) for asked in (None if place % size else row, *others)]
-            for place, row in enumerate(call.rows)
-            for others in [extra[place * each : (place + 1) * each]]
-        ]
+        batch["answers"] = []
+        for place, row in enumerate(call.rows):
+            asked = [None if place % size else row, *extra[place * each : (place + 1) * each]]
+            batch["answers"].append([one and self._answer(one) for one in asked])
         counts = [sum(len(one[1]) for one in row if one) for row in batch["answers"]]
         batch["answer_tokens"] = torch.tensor(counts, device=self._trainer.accelerator.device)
         batch["answer_items"] = on_all(self._trainer, batch["answer_tokens"])
@@ -90,10 +90,6 @@ class Supervised(Part):
         self.logps = logps[count:] * rows.mask[count:, -rows.length :]
         entropies = None if entropies is None else entropies[:count, :length]
         return Scores(logps[:count, :length], entropies, aux_loss)
-
-    def scored(self, inputs: Mapping[str, Any]) -> torch.Tensor:
-        """See `Part`: none of the batch's rows, because the answers are rows of their own."""
-        return torch.zeros(len(inputs["advantages"]), dtype=torch.bool)
 
     def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
         """The supervised term."""

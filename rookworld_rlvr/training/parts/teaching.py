@@ -69,8 +69,8 @@ def answer_tokens(tokenizer: Any, prompt: str, answer: str) -> list[int]:
     return [*both[len(before) :], tokenizer.eos_token_id]
 
 
-def taught_answer(trainer: Any, row: Mapping[str, Any], seed: str) -> tuple[str, list[int]] | None:
-    """A right answer to a row and its tokens; None if the truth is not known, or it is too long.
+def known_answer(trainer: Any, row: Mapping[str, Any], seed: str) -> tuple[str, list[int]] | None:
+    """A right answer to a row and its tokens; None if the truth is not known.
 
     Args:
         trainer: A `RookWorldGRPOTrainer`.
@@ -81,8 +81,13 @@ def taught_answer(trainer: Any, row: Mapping[str, Any], seed: str) -> tuple[str,
     answer = right_answer(row, seed, truth_of(trainer.reward_funcs))
     if answer is None:
         return None
-    tokens = answer_tokens(trainer.processing_class, row["prompt"], answer)
-    return (answer, tokens) if len(tokens) <= trainer.max_completion_length else None
+    return answer, answer_tokens(trainer.processing_class, row["prompt"], answer)
+
+
+def taught_answer(trainer: Any, row: Mapping[str, Any], seed: str) -> tuple[str, list[int]] | None:
+    """See `known_answer`; also None if the answer is longer than a completion may be."""
+    found = known_answer(trainer, row, seed)
+    return found if found and len(found[1]) <= trainer.max_completion_length else None
 
 
 def truth_of(reward_funcs: Iterable[Any]) -> PolicyTruth | None:
