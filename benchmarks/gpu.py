@@ -224,6 +224,14 @@ def memory_part(sizes: Iterable[tuple[int, int]], words: list[str], folder: Path
     return Part("memory", ["benchmarks/memory.py", *words, *given], 150, rows)
 
 
+def tokens_a_second(steps: list[dict[str, float]]) -> float:
+    """Of all steps but the first, which the warming up is part of; of one step, if there is no other."""
+    seconds = sum(step["step_time"] for step in steps[1:])
+    if not seconds:
+        return steps[0]["num_tokens"] / steps[0]["step_time"]
+    return (steps[-1]["num_tokens"] - steps[0]["num_tokens"]) / seconds
+
+
 def compared(row: dict[str, Any]) -> str:
     """The two trainers' numbers and their ratio; what is missing ran out of memory."""
     plain, ours = row["plain"], row["ours"]
@@ -256,8 +264,10 @@ def recipe_part(name: str, on_gpu: bool, small: bool, folder: Path) -> Part:
         states = run.glob("checkpoint-*/trainer_state.json")  # a guarded run has the start's, too
         state = max(states, key=lambda path: int(path.parent.name.split("-")[1]))
         logs = json.loads(state.read_text())["log_history"]
-        seconds = [log["step_time"] for log in logs if "step_time" in log]
+        steps = [log for log in logs if "step_time" in log]
+        seconds = [log["step_time"] for log in steps]
         yield f"{name}: step, s (median of {len(seconds)})", shown(statistics.median(seconds))
+        yield f"{name}: tokens a second, prompts' too", shown(tokens_a_second(steps))
 
     return Part(name, words, 90, rows)
 
