@@ -233,7 +233,7 @@ def decode(
         options: The loop reads only `max_new_tokens`, `pad_token_id` and `eos_token_id`.
         by_generate: Use transformers' `generate` instead of this loop, which `options` need that the
             loop does not read. Models that `only_generate` names always use it.
-        seeds: The seed of each row's own stream of noise; None draws from the device's global generator.
+        seeds: The seed of each row's own draws; None draws from the device's global generator.
         keep_logps: Whether to return log-probs.
         batch_size: Rows decoded at once; None for all.
         progress: Called with the number of rows of each batch that is done.
@@ -249,8 +249,8 @@ def decode(
     # `generate` goes on with rows that have ended, even past the end of a table of positions.
     apart = lengths if by_generate and batch_size else [0] * len(prompts)
     for places in _batches(prompts, apart, batch_size or len(prompts)):
-        noise = None if seeds is None else [seeds[place] for place in places]
-        chooser = Chooser([rows[place] for place in places], network.device, noise, keep_logps)
+        own = None if seeds is None else [seeds[place] for place in places]
+        chooser = Chooser([rows[place] for place in places], network.device, own, keep_logps)
         texts, longest = [prompts[place] for place in places], [lengths[place] for place in places]
         of_ids, of_logps = draw(network, texts, chooser, longest, options)
         for place, row_ids, row_logps in zip(places, of_ids, of_logps, strict=True):
@@ -370,7 +370,7 @@ class Chooser:
         rows: How each of the `B` rows is drawn; temperature 0, of all rows or of none, takes the
             likeliest token.
         device: The device of the logits.
-        seeds: The seed of each row's own noise; None draws from the device's global generator.
+        seeds: The seed of each row's own draws; None draws from the device's global generator.
         keep_logps: Whether to return the log-probs of the drawn tokens.
     """
 
@@ -402,7 +402,7 @@ class Chooser:
 
     @property
     def needs_draw(self) -> bool:
-        """Whether tokens must be drawn from the scores; otherwise the largest score is the draw."""
+        """Whether `generate` must draw from the scores; else there is nothing to draw, or rows do."""
         return self._draws and self._streams is None
 
     def __call__(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -410,11 +410,19 @@ class Chooser:
         if not (self._draws or self.keep_logps):
             return logits.argmax(-1), None
         scores = self.scaled(logits)
-        chances = self.noisy(self.cut(scores))
-        drawn = _inverted(chances) if self.needs_draw else chances.argmax(-1)
+        drawn = self.draw(self.cut(scores))
         if not self.keep_logps:
             return drawn, None
         return drawn, scores.log_softmax(-1).gather(1, drawn.unsqueeze(1)).squeeze(1)
+
+    def draw(self, scores: torch.Tensor) -> torch.Tensor:
+        """Tokens ``(B,)`` drawn from the softmax of scores ``(B, V)``, or the likeliest."""
+        if not self._draws:
+            return scores.argmax(-1)
+        if self._streams is None:
+            return _inverted(scores)
+        levels = torch.stack([torch.rand(1, generator=stream) for stream in self._streams])
+        return _inverted(scores, levels.to(scores.device))
 
     def scaled(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits ``(B, V)`` divided by each row's temperature."""
@@ -439,17 +447,15 @@ class Chooser:
         outside = torch.ones_like(likely).scatter(1, order, ~inside)
         return scores.masked_fill(outside & cuts, -torch.inf)
 
-    def noisy(self, scores: torch.Tensor) -> torch.Tensor:
-        """Scores ``(B, V)`` plus noise from the rows' streams; the largest sum is then a draw."""
-        if not self._draws or self._streams is None:
-            return scores
-        return scores + _gumbel(self._streams, scores)
 
-
-def _inverted(scores: torch.Tensor) -> torch.Tensor:
+def _inverted(scores: torch.Tensor, levels: torch.Tensor | None = None) -> torch.Tensor:
     """Tokens ``(B,)`` drawn from the softmax of scores ``(B, V)`` by inverting the cumulative sum.
 
     `multinomial` draws a number for every token of the vocabulary and takes ten times as long.
+
+    Args:
+        scores: Of the tokens.
+        levels: ``(B, 1)``, uniform from 0 to 1; None draws them from the device's generator.
     """
     dtype = torch.float32 if scores.device.type == "mps" else torch.float64
     sums = scores.softmax(-1).cumsum(-1, dtype=dtype)  # (B, V)
@@ -459,20 +465,9 @@ def _inverted(scores: torch.Tensor) -> torch.Tensor:
             "the model's scores are not numbers, so nothing can be sampled; its weights are broken: "
             "go back to a checkpoint, and lower the learning rate"
         )
-    level = (1 - torch.rand_like(total)) * total  # above 0, so no token of probability 0 is drawn
-    return torch.searchsorted(sums, level).squeeze(1)
-
-
-def _gumbel(streams: Sequence[torch.Generator], scores: torch.Tensor) -> torch.Tensor:
-    """Gumbel noise ``(B, V)`` from each row's own stream: the argmax of scores plus noise is a draw.
-
-    Rounding hardly ever changes such a draw, unlike one from a cumulative sum. A row's tokens
-    therefore do not depend on its batch or on its place in the batch.
-
-    Source: C. J. Maddison, D. Tarlow and T. Minka, "A* Sampling", NeurIPS 2014, section 2.
-    """
-    uniform = torch.stack([torch.rand(scores.size(1), generator=stream) for stream in streams])
-    return -torch.log(-torch.log(uniform.clamp(1e-12, 1 - 1e-7))).to(scores.device)
+    levels = torch.rand_like(total) if levels is None else levels.to(dtype)
+    # Above 0, so no token of probability 0 is drawn.
+    return torch.searchsorted(sums, (1 - levels) * total).squeeze(1)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -612,7 +607,7 @@ def _linear(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 # transformers' own loop
 # --------------------------------------------------------------------------------------------------
 class _Processor(LogitsProcessor):
-    """A `Chooser` for `generate`: divides logits by temperatures, cuts them, and adds noise."""
+    """A `Chooser` for `generate`: scores divided by temperatures and cut, or the token drawn alone."""
 
     def __init__(self, chooser: Chooser) -> None:
         self.chooser = chooser
@@ -625,7 +620,11 @@ class _Processor(LogitsProcessor):
         scores = self.chooser.scaled(scores)
         if self.chooser.keep_logps:
             self._last = scores.log_softmax(-1)
-        return self.chooser.noisy(self.chooser.cut(scores))
+        scores = self.chooser.cut(scores)
+        if self.chooser.needs_draw:
+            return scores
+        drawn = self.chooser.draw(scores).unsqueeze(1)
+        return torch.full_like(scores, -torch.inf).scatter(1, drawn, 0.0)
 
     def logps(self, last: torch.Tensor) -> list[list[float]]:
         """Log-probs of all drawn tokens, `C` per row; `last` ``(B,)`` is the last of them."""
