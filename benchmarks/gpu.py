@@ -83,7 +83,9 @@ def run_all(parts: Iterable[Part], logs: Path, on_gpu: bool = True) -> tuple[lis
     for part in parts:
         print(f"{part.name} ...", flush=True)
         log = logs / f"{part.name}.log"
-        fault = run(part, log, min(part.seconds, ends - time.monotonic()), on_gpu)
+        began = time.monotonic()
+        fault = run(part, log, min(part.seconds, ends - began), on_gpu)
+        print(f"  {fault or 'done'}, {time.monotonic() - began:.0f} s", flush=True)
         try:
             rows += part.rows(log.read_text(errors="replace")) if not fault else ()
         except (LookupError, OSError, ValueError) as error:
@@ -190,7 +192,7 @@ def write_weights(kind: str, folder: Path) -> int:
 def marked_files() -> list[str]:
     """The files with tests marked `gpu`; the others may need what this machine has not installed."""
     files = sorted((REPOSITORY / "tests").rglob("test_*.py"))
-    return [str(path) for path in files if "@pytest.mark.gpu" in path.read_text(encoding="utf-8")]
+    return [str(path) for path in files if "pytest.mark.gpu" in path.read_text(encoding="utf-8")]
 
 
 def tests_row(text: str) -> list[Row]:
@@ -252,7 +254,8 @@ def recipe_part(name: str, on_gpu: bool, small: bool, folder: Path) -> Part:
     words = ["recipes/grpo.py", "--config", f"recipes/{name}.yaml", "--output_dir", str(run)]
     words += ["--model_name_or_path", str(folder / "model")]
     words += ["--dataset_name", "rookworld-nano-openings", "--synthetic_rows", "500"]
-    words += ["--heldout_rows", "32", "--max_steps", steps, "--report_to", "none"]
+    words += ["--heldout_rows", "32", "--pass_samples", "0", "--max_steps", steps]
+    words += ["--report_to", "none", "--save_only_model", "true"]
     words += ["--save_steps", steps, "--eval_steps", steps]
     if small:
         words += ["--per_device_train_batch_size", "8", "--num_generations", "4"]
@@ -268,6 +271,7 @@ def recipe_part(name: str, on_gpu: bool, small: bool, folder: Path) -> Part:
         seconds = [log["step_time"] for log in steps]
         yield f"{name}: step, s (median of {len(seconds)})", shown(statistics.median(seconds))
         yield f"{name}: tokens a second, prompts' too", shown(tokens_a_second(steps))
+        yield f"{name}: peak memory, GiB", shown(steps[-1]["peak_memory"])
 
     return Part(name, words, 90, rows)
 

@@ -57,11 +57,22 @@ def test_a_failed_part_is_in_the_table(tmp_path: Path, monkeypatch: pytest.Monke
     assert failed and "the time was up" in rows[0][1]
 
 
+def test_only_files_with_marked_tests_are_collected() -> None:
+    """Without any file, pytest would collect all of them."""
+    assert [Path(name).name for name in benchmark("gpu").marked_files()] == ["test_trainer.py"]
+
+
 @pytest.mark.slow
 def test_all_parts_run_tiny_on_a_cpu(tmp_path: Path) -> None:
     assert started("gpu", "--device", "cpu", "--small", "--output", str(tmp_path / "gpu.md")) == 0
     text = (tmp_path / "gpu.md").read_text()
-    for what in ("tests marked gpu", "2 x 4: step, s", "grpo_lora: step, s", "peak memory, 2 x 4"):
+    for what in (
+        "tests marked gpu",
+        "2 x 4: step, s",
+        "grpo_lora: step, s",
+        "grpo_lora: tokens a second",
+        "peak memory, 2 x 4",
+    ):
         assert f"{what}" in text
     assert "failed" not in text
 
