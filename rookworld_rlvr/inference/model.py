@@ -195,14 +195,11 @@ def choose(board: chess.Board, reply: Reply[PolicyAnswer]) -> Choice:
         return no_answer(board, f"the model's answer cannot be read ({reply.fault})")
     best = legal_move(board, reply.record.best_move)
     if best is not None:
-        said = zip(reply.record.moves, reply.record.evaluations, strict=False)
-        start = best.uci()[
-            :2
-        ]  # others cannot be the same move, and an illegal one takes time to read
-        own = (
-            pawns for name, pawns in said if name[:2] == start and legal_move(board, name) == best
-        )
-        return Choice(best, next(own, None))
+        for name, pawns in zip(reply.record.moves, reply.record.evaluations, strict=False):
+            # An illegal move takes time to read, and one from another square is another move.
+            if name[:2] == best.uci()[:2] and legal_move(board, name) == best:
+                return Choice(best, pawns)
+        return Choice(best)
     candidates = _candidates(board, reply.record)
     fault = f"the model's best move {reply.record.best_move} is illegal"
     if not candidates:
