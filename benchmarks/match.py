@@ -1,6 +1,9 @@
 """Games a minute of a match: all games in one batch against one game at a time.
 
 python benchmarks/match.py --model_name_or_path runs/grpo_nano --opponent rookworld-nano
+
+Answers have at most 64 tokens, as in the packaged model's recipes: its longest right answer has 43, and
+one that rambles on holds back the games of its ply.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ def main() -> None:
     parser.add_argument("--opponent", default="rookworld-nano")
     parser.add_argument("--games", type=int, default=200)
     parser.add_argument("--alone", type=int, default=10, help="games that are played one at a time")
+    parser.add_argument("--max_new_tokens", type=int, default=64)
     args = parser.parse_args()
-    model = open_model(args.model_name_or_path, ModelArguments())
-    suite = VersusModelSuite(args.games, 0, args.opponent)
+    model_args = ModelArguments(max_new_tokens=args.max_new_tokens)
+    model = open_model(args.model_name_or_path, model_args)
+    suite = VersusModelSuite(args.games, 0, args.opponent, model_args)
     every = dict(suite.items)
 
     def minutes(*batches: list[str]) -> float:

@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> None:
     ################
     # Suites
     ################
-    suites, left_out = open_suites(args, engine_args)
+    suites, left_out = open_suites(args, engine_args, model_args)
     for name, reason in left_out.items():
         state.print(f"suite {name} is left out: {reason}")
     for suite in suites:

@@ -263,15 +263,16 @@ def register_own_suite(name: str) -> None:
 
 
 def open_suites(
-    args: SuiteArguments, engine_args: EngineArguments
+    args: SuiteArguments, engine_args: EngineArguments, model_args: Any = None
 ) -> tuple[list[Suite], dict[str, str]]:
     """The suites that can be run here, and why each of the others cannot.
 
     Args:
         args: Which suites, and how much of each.
         engine_args: The engine, for suites that need one.
+        model_args: The `ModelArguments` of the models under test, for suites with a model of their own.
     """
-    given: dict[str, Any] = {**vars(args), "engine_args": engine_args}
+    given = {**vars(args), "engine_args": engine_args, "model_args": model_args}
     suites: list[Suite] = []
     left_out: dict[str, str] = {}
     for name in dict.fromkeys(args.suites):

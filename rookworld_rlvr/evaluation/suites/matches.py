@@ -170,7 +170,7 @@ def elo_difference(score: Estimate) -> Estimate | None:
 
 @packaged
 class VersusModelSuite(MatchSuite):
-    """Games against another model, which answers greedily; see `MatchSuite`.
+    """Games against another model, which answers as the model under test does; see `MatchSuite`.
 
     Both play as in a chess program: illegal and unreadable moves are replaced. From one position, two
     greedy models always play the same game, so more games need more openings, not repetitions.
@@ -179,6 +179,7 @@ class VersusModelSuite(MatchSuite):
         suite_games: How many.
         suite_seed: Decides openings.
         opponent: A packaged model's name, a folder, a Hub id, or ``random``.
+        model_args: How it answers; None for greedily.
 
     Raises:
         SuiteUnavailableError: No opponent was given.
@@ -188,12 +189,18 @@ class VersusModelSuite(MatchSuite):
     name = "versus_model"
     version = 1
 
-    def __init__(self, suite_games: int, suite_seed: int, opponent: str | None) -> None:
+    def __init__(
+        self,
+        suite_games: int,
+        suite_seed: int,
+        opponent: str | None,
+        model_args: ModelArguments | None = None,
+    ) -> None:
         super().__init__(suite_games, suite_seed)
         if not opponent:
             raise SuiteUnavailableError("there is no opponent; give one with --opponent")
         self.opponent = opponent
-        self._player = open_model(opponent, ModelArguments())
+        self._player = open_model(opponent, model_args or ModelArguments())
 
     def opponent_choices(self, games: Sequence[Game]) -> list[Choice]:
         """See `MatchSuite`."""

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import chess
 import chess.pgn
@@ -285,6 +286,19 @@ def test_the_interval_of_a_score_holds_for_pairs(balance: float) -> None:
         assert hits <= 985
     else:
         assert max(widths) < 0.25, "games that the openings decide say more than coins"
+
+
+def test_the_opponent_answers_as_the_model_under_test_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+
+    def opens(*given: Any) -> Scripted:
+        opened.append(given)
+        return Scripted({})
+
+    monkeypatch.setattr(matches, "open_model", opens)
+    args, how = SuiteArguments(suites=["versus_model"], opponent="rookworld-nano"), ModelArguments()
+    open_suites(args, NO_ENGINE, how)
+    assert opened == [("rookworld-nano", how)]
 
 
 def test_a_match_between_models_by_hand(
