@@ -10,6 +10,7 @@ import chess
 import pytest
 
 from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.data import synthesis
 from rookworld_rlvr.data.loading import made_rows
 from rookworld_rlvr.data.sources import RowArguments
 from rookworld_rlvr.data.synthesis import environment_prompts, fill_in_rows, opening_positions
@@ -123,7 +124,8 @@ def test_a_seed_has_the_rows_that_it_always_had(options: dict[str, Any], digest:
     assert hashlib.sha256(rows.encode()).hexdigest()[:16] == digest
 
 
-def test_a_field_that_no_row_can_hide_is_named() -> None:
+def test_a_field_that_no_row_can_hide_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthesis, "_FILL_IN_TRIES", 20)
     for field, kind in (("history", "game_ends"), ("action", "illegal_actions")):
         rows = fill_in_rows(0, {field: 1.0}, {kind: 1.0})
         with pytest.raises(RookWorldError, match=f"nothing to hide as '{field}' .*'{kind}'"):

@@ -220,6 +220,7 @@ def test_items_that_a_training_set_holds_are_left_out(tmp_path: Path) -> None:
     assert suite.run(RandomMover()).n == 60 - len(same)
 
 
+@pytest.mark.slow
 def test_the_packaged_training_set_holds_no_test_position(policy: PolicySuite) -> None:
     trained = set(map(rules.position_key, load_data(DataArguments(heldout_rows=10)).train["fen"]))
     assert len(trained) > 5_000

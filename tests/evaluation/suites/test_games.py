@@ -451,6 +451,7 @@ def test_two_processes_share_one_engine(tmp_path: Path, stockfish: str) -> None:
     assert result["metrics"]["score"]["n"] == 2
 
 
+@pytest.mark.slow
 def test_an_engine_that_fails_ends_both_processes(tmp_path: Path, stockfish: str) -> None:
     engine = misbehaving(tmp_path, stockfish, "dies")
     words = "--suites versus_stockfish --suite_games 2 --model_name_or_path random --engine_path"
