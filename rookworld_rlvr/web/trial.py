@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from ..common.errors import ConfigurationError, RookWorldError
-from ..common.own import is_own
+from ..common.files import is_own
 from ..rewards.registry import check_reward_specs, open_rewards, specs_of
 from ..tasks.registry import TASKS, task_of
 from ..tasks.types import Values
