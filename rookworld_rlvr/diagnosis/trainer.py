@@ -21,9 +21,10 @@ from transformers import TrainerCallback
 
 from ..common.machine import peak_memory
 from ..models.decoding import Decoding
+from ..rewards.trial import score
 from ..tasks.metrics import Results
 from ..tasks.registry import TASKS
-from ..training.answering import decode, score
+from ..training.answering import decode
 from ..training.parts.aggregation import Loss, aggregate, sampled_rows, weighted
 from ..training.parts.part import Batch
 from ..training.parts.sampling import rollout

@@ -15,7 +15,7 @@ from ..common.progress import quiet
 from ..common.stats import Estimate, estimate
 from ..models.decoding import shared
 from ..tasks.metrics import Results, evaluate_completions, headline
-from .answering import decode, score
+from .answering import decode
 from .results import ANSWERS_BEFORE, HELDOUT_BEFORE, OWN_REWARDS, write_results
 from .run_folder import write_answers
 
@@ -160,9 +160,13 @@ class HeldoutEvaluation:
         Raises:
             RookWorldError: On all processes, if one failed on too many rows, see `RewardGuard`.
         """
+        found: dict[str, Estimate] = {}
+        if not (own := self.trainer.reward_guard.own):
+            return found
+        from ..rewards.trial import score
+
         answered = list(zip(rows, self.completions, strict=True))
-        found = {}
-        for name, func in self.trainer.reward_guard.own.items():
+        for name, func in own.items():
             numbers = shared(answered, partial(score, self.trainer, func), f"held-out rows: {name}")
             self.trainer.reward_guard.failures(len(numbers))
             if values := [number for number in numbers if number is not None]:
