@@ -142,7 +142,11 @@ def main(argv: Sequence[str]) -> None:
     suites: list[Any] = []
     left_out: dict[str, str] = {}
     if suite_args.suites:
-        from rookworld_rlvr.evaluation.results import results_document, results_text
+        from rookworld_rlvr.evaluation.results import (
+            ModelResults,
+            results_document,
+            results_text,
+        )
         from rookworld_rlvr.evaluation.suite import open_suites
 
         suites, left_out = open_suites(suite_args, label_args)
@@ -240,7 +244,10 @@ def main(argv: Sequence[str]) -> None:
         )
         if suites:
             start = str(checkpoint or model_args.model_name_or_path)  # what was measured as before
-            results = trainer.heldout.suites_before_and_after(start, left_out)
+            last = ModelResults(training_args.output_dir, trainer.heldout.suite_results, left_out)
+            results = [last]
+            if trainer.heldout.suites_before is not None:
+                results.insert(0, ModelResults(start, trainer.heldout.suites_before, left_out))
             write_json(output_dir / EVALUATION, results_document(results, [], machine()))
             print(results_text(results))
         run = Run(

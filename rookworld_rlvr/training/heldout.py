@@ -21,7 +21,7 @@ from .run_folder import write_answers
 
 if TYPE_CHECKING:
     from ..evaluation.pass_at_k import RightCounts
-    from ..evaluation.results import ModelResults, SuiteResult
+    from ..evaluation.results import SuiteResult
     from ..evaluation.suite import Suite
 
 
@@ -187,17 +187,3 @@ class HeldoutEvaluation:
             for metric, found in result.metrics().items()
             if "/" not in metric
         }
-
-    def suites_before_and_after(
-        self, start: str, left_out: Mapping[str, str]
-    ) -> list[ModelResults]:
-        """The suites' results of the starting model, if it was measured, and of the latest evaluation.
-
-        Args:
-            start: The starting model's name.
-            left_out: The suites that were left out, with the reason.
-        """
-        from ..evaluation.results import ModelResults
-
-        measured = ((start, self.suites_before), (self.folder, self.suite_results))
-        return [ModelResults(str(name), r, left_out) for name, r in measured if r is not None]
