@@ -255,7 +255,9 @@ def save_final(trainer: Trainer, folder: Path) -> None:
         trainer.save_model(str(folder))
         return
     if trainer.accelerator.is_main_process:
-        _save_adapter(network, folder / ADAPTER)
+        from ..models.adapters import save_adapter
+
+        save_adapter(network, folder / ADAPTER)
     merged: PreTrainedModel = network.merge_and_unload()
     if trainer.accelerator.is_main_process:
         merged.save_pretrained(folder)
@@ -268,14 +270,3 @@ def open_weights(folder: Path) -> None:
     """Let those read the weights in a folder whom the user's umask lets read."""
     for path in folder.rglob("*.safetensors"):
         open_to_others(path)
-
-
-def _save_adapter(network: PeftModel, folder: Path) -> None:
-    """Save the adapters alone. A base model in a folder is named without its path."""
-    network.save_pretrained(str(folder), selected_adapters=[network.active_adapter])
-    (folder / CARD).unlink(missing_ok=True)  # PEFT's draft
-    config = PeftConfig.from_pretrained(str(folder))
-    base = Path(config.base_model_name_or_path or "")
-    if base.name and base.is_dir():
-        config.base_model_name_or_path = base.resolve().name
-        config.save_pretrained(str(folder))
