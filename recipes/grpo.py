@@ -63,7 +63,6 @@ from rookworld_rlvr.training.run_folder import (
     quarantine_path,
     resume_point,
     save_final,
-    starting_point,
     write_answers,
 )
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
@@ -126,10 +125,16 @@ def main(argv: Sequence[str]) -> None:
         data = label_heldout(data, truth)
     for line in truth.lines():
         state.print(line)
-    before = starting_point(checkpoint, data.heldout)
     keep = goes_on(output_dir, checkpoint)
-    if checkpoint and before is None:
-        state.print(f"nothing from before training is in {checkpoint.parent}: it is measured now")
+    before = None
+    if checkpoint:
+        from rookworld_rlvr.training.resuming import starting_point
+
+        before = starting_point(checkpoint, data.heldout)
+        if before is None:
+            state.print(
+                f"nothing from before training is in {checkpoint.parent}: it is measured now"
+            )
     if (
         training_args.pass_samples or data.others
     ):  # loaded now, so that no import can fail at the end
