@@ -292,7 +292,7 @@ def main(argv: Sequence[str]) -> None:
             report = page(read_runs([str(output_dir)]))
             (output_dir / REPORT).write_text(report, "utf-8", errors="backslashreplace")
             print(push(repository, output_dir, training_args), end="\n\n")
-        from rookworld_rlvr.cli.words import next_commands
+        from rookworld_rlvr.cli.next_commands import next_commands
 
         print(next_commands(output_dir, model_args.model_name_or_path, parser.values))
 
