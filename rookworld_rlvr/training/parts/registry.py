@@ -390,7 +390,7 @@ def _shares_prompts(trainer: Any, args: PartArguments) -> bool:
 # Parts are made, and do what they do, in this order: advantages before what moves them to other terms,
 # and shared prompts after the readers of hidden states.
 _PARTS: dict[str, tuple[str, Callable[[Any, PartArguments], Any]]] = {
-    "task_sampling": ("sampling.TaskSampling", lambda _, args: args.task_sampling is not None),
+    "task_sampling": ("task_sampling.TaskSampling", lambda _, args: args.task_sampling is not None),
     "kl": ("kl.KLTerm", lambda trainer, _: trainer.has_reference),
     "advantages": ("advantages.Baseline", lambda _, args: args.baseline != "group_mean"),
     "value_head": ("value_head.ValueHead", lambda _, args: args.advantage_estimator == "gae"),
