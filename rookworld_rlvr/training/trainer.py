@@ -32,7 +32,7 @@ from .callbacks import TableInterval, escape_for_terminal
 from .checkpoints import WholeCheckpoints
 from .heldout import HeldoutEvaluation
 from .model_card import OwnCard
-from .parts import aggregation
+from .parts import groups
 from .parts.part import Batch, Call, Part, Rows, Sampled, Scores
 from .parts.registry import parts_of, sampler_starts
 from .parts.sampling import draws_itself, rollout, samplings_of
@@ -138,9 +138,9 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         for part in self.parts.values():
             sampled = part.complete(sampled)
         self.sampled = {row["prompt"]: row for row in sampled.rows}
-        advantages = gather_object(aggregation.trained_advantages(sampled.batch).tolist())
+        advantages = gather_object(groups.trained_advantages(sampled.batch).tolist())
         logs = self.completion_log()
-        self.record(aggregation.group_metrics(sampled, self.num_generations, logs, advantages))
+        self.record(groups.group_metrics(sampled, self.num_generations, logs, advantages))
         return sampled.batch
 
     def sample_round(self, inputs: list[dict[str, Any]]) -> Sampled:
@@ -151,13 +151,13 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
             batch = super()._generate_and_score_completions(inputs)
         prompts = list(self._logs["prompt"])[-len(call.rewards) :: self.num_generations]
         call.tasks = [str(task_of(prompt)) for prompt in prompts]
-        self.record(aggregation.task_rewards(call.rewards, call.tasks))
+        self.record(groups.task_rewards(call.rewards, call.tasks))
         self.record({"health/unscored": call.rewards.isnan().cpu().double().mean().item()})
         for part in self.parts.values():
             part.extend(call, batch)
         # What rounding leaves of equal rewards is 0, so that nothing is computed for such groups.
         batch["advantages"] = torch.hardshrink(batch["advantages"], 1e-6).float()
-        signal = aggregation.have_signal(call.rewards, self.num_generations)
+        signal = groups.have_signal(call.rewards, self.num_generations)
         given = (~call.rewards.isnan()).view(len(signal), -1).any(1).tolist()
         silent = sum(some and not differs for some, differs in zip(given, signal, strict=True))
         # TRL looks at the deviation that it divides by, which may be the batch's.
@@ -198,7 +198,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         if rewards.device.type != "mps":  # Apple's GPUs have no double precision
             rewards = rewards.double()
         if self.call is not None:
-            self.call.rewards = aggregation.weighted(rewards, self.reward_weights)
+            self.call.rewards = groups.weighted(rewards, self.reward_weights)
         return rewards
 
     # --------------------------------------------------------------------------------------------
@@ -278,21 +278,21 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         self.regrouped = batches
         return batches[self._step % self.args.steps_per_generation]
 
-    def loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> aggregation.Loss:
+    def loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> groups.Loss:
         """The loss of a micro-batch: TRL's, and the term of each part that has one."""
         call = Call(inputs=inputs, temperatures=inputs.get("temperature"))
         with self.within(call):  # TRL adds no KL term of its own: `parts.kl` has it
             total = super().compute_loss(model, inputs)
         if self.model.training:
             self._record_by_token(call, inputs)
-        terms = aggregation.policy_and_entropy(total, call.scores)
+        terms = groups.policy_and_entropy(total, call.scores)
         for part in self.parts.values():
             if type(part).term is not Part.term:
                 found = part.term(self, call, inputs)
                 term = total.new_zeros(()) if found is None else found
                 terms[part.loss_term or type(part).__name__] = term
                 total = total + term
-        return aggregation.Loss(aggregation.spread(total), terms, call)
+        return groups.Loss(groups.spread(total), terms, call)
 
     def _record_by_token(self, call: Call, inputs: Mapping[str, Any]) -> None:
         """Tally by token what TRL logs as a mean of micro-batches, of which some may be empty."""
@@ -308,15 +308,15 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
             scored = mask * call.scored_rows(mask)
             self.tally("entropy", (call.scores.entropies.detach() * scored).sum(), scored.sum())
 
-    def _record_terms(self, loss: aggregation.Loss, inputs: Mapping[str, Any]) -> None:
+    def _record_terms(self, loss: groups.Loss, inputs: Mapping[str, Any]) -> None:
         """Tally the terms of the loss, and the means of log-probs and advantages."""
         for name, term in loss.terms.items():
             self.tally(f"loss/{name}", term, 1 / self.current_gradient_accumulation_steps)
-        mask = inputs["completion_mask"] * aggregation.sampled_rows(inputs)
+        mask = inputs["completion_mask"] * groups.sampled_rows(inputs)
         mask = mask * loss.call.scored_rows(mask)
         assert loss.call.scores is not None
         self.tally("mean_logp", (loss.call.scores.logps.detach() * mask).sum(), mask.sum())
-        advantages = aggregation.trained_advantages(inputs)
+        advantages = groups.trained_advantages(inputs)
         self.tally("mean_advantage", advantages.sum(), advantages.numel())
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:

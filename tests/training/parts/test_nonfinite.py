@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.training.parts.aggregation import spread
+from rookworld_rlvr.training.parts.groups import spread
 from rookworld_rlvr.training.parts.part import Part
 
 from ...conftest import NOT_KEPT
