@@ -29,9 +29,9 @@ from ..tasks.fill_in_record import last_move_agrees
 from ..tasks.policy import POLICY, evaluation_pairs, parse_policy_answer, score_policy
 from ..tasks.rules import SIDES
 from ..tasks.types import FILL_IN_FIELDS, values_by_move
-from .parsing import parse_rows, raw_rows
+from .parsing import PositionArguments, parse_rows, raw_rows
 from .prepare import REPAIRS
-from .sources import Malformed, PositionArguments, Row, SourceArguments, check_dataset_name
+from .sources import Malformed, Row, SourceArguments, check_dataset_name
 
 AUDIT_VERSION = 8
 

@@ -37,8 +37,8 @@ from ..tasks.registry import TASKS, join_row
 from ..tasks.types import EnvironmentPrompt, ValueSource, action_values_column, values_by_move
 from . import sources, synthesis
 from .loading import made_rows
-from .parsing import parse_rows, quarantine, raw_rows
-from .sources import Malformed, PositionArguments, Row, RowArguments
+from .parsing import PositionArguments, parse_rows, quarantine, raw_rows
+from .sources import Malformed, Row, RowArguments
 
 _BEST_MOVE = "best_move"
 
