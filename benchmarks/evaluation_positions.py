@@ -21,7 +21,7 @@ import chess
 
 from rookworld_rlvr.data import synthesis
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
-from rookworld_rlvr.tasks import rules
+from rookworld_rlvr.tasks import positions, rules
 from rookworld_rlvr.tasks.policy import write_policy_prompt
 from rookworld_rlvr.tasks.registry import join_row
 
@@ -63,7 +63,7 @@ def environment_rows() -> Iterator[str]:
     return (join_row(row["prompt"], row["completion"]) for row in rows)
 
 
-def phase_positions(seed: int, phase: rules.Phase) -> Iterator[str]:
+def phase_positions(seed: int, phase: positions.Phase) -> Iterator[str]:
     """An endless stream of FENs of a phase, one from each game, without finished games.
 
     Moves are random. If a capture is possible, one is played half of the time, so that games end.
@@ -76,7 +76,7 @@ def phase_positions(seed: int, phase: rules.Phase) -> Iterator[str]:
             captures = list(board.generate_legal_captures())
             eager = captures and rng.random() < 0.5
             board.push(rng.choice(captures if eager else list(board.legal_moves)))
-            if rules.phase(board.fen()) == phase and not board.is_game_over():
+            if positions.phase(board.fen()) == phase and not board.is_game_over():
                 found.append(board.fen())
         if found:
             yield rng.choice(found)

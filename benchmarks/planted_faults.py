@@ -31,7 +31,7 @@ from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.stats import draw
 from rookworld_rlvr.data.judge_pairs import with_fen_field
 from rookworld_rlvr.data.synthesis import is_first_ply
-from rookworld_rlvr.tasks import rules
+from rookworld_rlvr.tasks import positions
 from rookworld_rlvr.tasks.environment import (
     ENVIRONMENT,
     parse_environment_answer,
@@ -75,12 +75,12 @@ def with_public_fault(row: Row) -> Row:
 def with_fault(row: Row) -> Row:
     """The row with the public data's fault, if the fault concerns it."""
     if row["task"] == ENVIRONMENT.name:
-        square = rules.double_step_square(row["fen"], row["action"])
+        square = positions.double_step_square(row["fen"], row["action"])
         if square is None:
             return row
         wrong = with_fen_field(parse_environment_answer(row["completion"]), 3, square)
         return {**row, "completion": write_environment_answer(wrong)}
-    if row["task"] != POLICY.name or rules.side_to_move(row["fen"]) == "white":
+    if row["task"] != POLICY.name or positions.side_to_move(row["fen"]) == "white":
         return row
     answer = parse_policy_answer(row["completion"])
     if len(answer.moves) != len(answer.evaluations):

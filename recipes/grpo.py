@@ -63,7 +63,6 @@ from rookworld_rlvr.training.run_folder import (
     quarantine_path,
     resume_point,
     save_final,
-    starting_point,
     write_answers,
 )
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
@@ -126,10 +125,16 @@ def main(argv: Sequence[str]) -> None:
         data = label_heldout(data, truth)
     for line in truth.lines():
         state.print(line)
-    before = starting_point(checkpoint, data.heldout)
     keep = goes_on(output_dir, checkpoint)
-    if checkpoint and before is None:
-        state.print(f"nothing from before training is in {checkpoint.parent}: it is measured now")
+    before = None
+    if checkpoint:
+        from rookworld_rlvr.training.resuming import starting_point
+
+        before = starting_point(checkpoint, data.heldout)
+        if before is None:
+            state.print(
+                f"nothing from before training is in {checkpoint.parent}: it is measured now"
+            )
     if (
         training_args.pass_samples or data.others
     ):  # loaded now, so that no import can fail at the end
@@ -142,7 +147,11 @@ def main(argv: Sequence[str]) -> None:
     suites: list[Any] = []
     left_out: dict[str, str] = {}
     if suite_args.suites:
-        from rookworld_rlvr.evaluation.results import results_document, results_text
+        from rookworld_rlvr.evaluation.results import (
+            ModelResults,
+            results_document,
+            results_text,
+        )
         from rookworld_rlvr.evaluation.suite import open_suites
 
         suites, left_out = open_suites(suite_args, label_args)
@@ -240,7 +249,10 @@ def main(argv: Sequence[str]) -> None:
         )
         if suites:
             start = str(checkpoint or model_args.model_name_or_path)  # what was measured as before
-            results = trainer.heldout.suites_before_and_after(start, left_out)
+            last = ModelResults(training_args.output_dir, trainer.heldout.suite_results, left_out)
+            results = [last]
+            if trainer.heldout.suites_before is not None:
+                results.insert(0, ModelResults(start, trainer.heldout.suites_before, left_out))
             write_json(output_dir / EVALUATION, results_document(results, [], machine()))
             print(results_text(results))
         run = Run(
@@ -280,7 +292,7 @@ def main(argv: Sequence[str]) -> None:
             report = page(read_runs([str(output_dir)]))
             (output_dir / REPORT).write_text(report, "utf-8", errors="backslashreplace")
             print(push(repository, output_dir, training_args), end="\n\n")
-        from rookworld_rlvr.cli.words import next_commands
+        from rookworld_rlvr.cli.next_commands import next_commands
 
         print(next_commands(output_dir, model_args.model_name_or_path, parser.values))
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
+from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from types import NoneType
@@ -17,7 +19,6 @@ from trl import TrlParser
 
 from ..common.errors import ConfigurationError
 from ..common.files import find_recipe, read_keys
-from ..common.own import own_files
 from ..common.settings import Bounds, kinds
 from ..common.terminal import show
 from ..tasks.registry import register_own
@@ -31,6 +32,9 @@ def _register_suite(name: str) -> None:
 
 
 _OWN = {"tasks_from": register_own, "suites_from": _register_suite}
+
+
+_OWN_FILE = re.compile(r"(.+\.py):\w+")
 
 
 _ON_COMMAND_LINE = "trust_remote_code"  # a recipe from somebody else must not be able to set it
@@ -156,7 +160,7 @@ class StrictParser(TrlParser):
                 _dump(changed),
                 DEFAULTS,
                 _dump({key: value for key, value in default.items() if value is not None}),
-                *(f"# sha256 of {path}: {digest}" for path, digest in own_files(changed).items()),
+                *(f"# sha256 of {path}: {digest}" for path, digest in _own_files(changed).items()),
                 "# What follows from the above.",
                 *(f"# {line}" for line in _dump(derived).splitlines()),
                 "",
@@ -288,6 +292,20 @@ def _items(text: str) -> list[str]:
     except yaml.YAMLError:
         return [text]
     return [*map(str, found)] if isinstance(found, list) else [text]
+
+
+def _own_files(values: Any) -> dict[str, str]:
+    """SHA-256 by path of every user file that is named in a configuration's values."""
+    if isinstance(values, str):
+        named = _OWN_FILE.fullmatch(values)
+        path = Path(named[1]) if named else None
+        return {str(path): sha256(path.read_bytes()).hexdigest()} if path and path.is_file() else {}
+    if isinstance(values, Mapping):
+        values = values.values()
+    files: dict[str, str] = {}
+    for value in values if isinstance(values, Iterable) else ():
+        files |= _own_files(value)
+    return files
 
 
 def _plain(value: Any) -> Any:

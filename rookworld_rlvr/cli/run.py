@@ -9,17 +9,17 @@ import logging
 import os
 import signal
 import sys
-import threading
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..common.errors import RookWorldError, is_disk_full, is_out_of_memory
+from ..common.errors import RookWorldError
 from ..common.terminal import printable, unwatch_ctrl_c
 from ..models.loading import PACKAGED_MODEL
+
+if TYPE_CHECKING:
+    from .failures import Others
 
 SCRIPTS = {
     "grpo": "grpo",
@@ -46,22 +46,7 @@ NEUTRAL = ("rewards", "dataset_name", "dtype", "bf16")
 """The keys of the packaged model's recipe that serve any other model too."""
 
 
-EXIT_BAD_INPUT = 2
-
-
 EXIT_INTERRUPTED = 130
-
-
-_POLL_S = 3.0
-
-
-_PATIENCE_S = 20.0  # how long a process may take to end by itself: W&B, engines, a last collective
-
-
-_AFTER_THE_FIRST_S = 1.0  # its message and its exit code are those of the run
-
-
-_CONNECT_S = 30.0
 
 
 # TRL 1.16 itself uses these deprecated names, so the user can do nothing about the warning.
@@ -139,7 +124,7 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
     if "datasets" in sys.modules and not sys.stderr.isatty():
         _hide_bars()  # they would fill a log file
     code: Any = 0
-    others = Others.of_this_run()
+    others = _others_of_this_run()
     if "resume_from_checkpoint" not in _keys(main):  # training takes Ctrl-C itself, once it begins
         unwatch_ctrl_c()
     try:
@@ -154,9 +139,11 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: `| head`
         code = 128 + signal.SIGPIPE
     except Exception as error:
-        text = str(error) if isinstance(error, RookWorldError) else _exhaustion(error, main)
+        from .failures import EXIT_BAD_INPUT, text_of
+
+        text = text_of(error, _keys(main))
         if others is not None:
-            code = _failed(error if text is None else RookWorldError(text), others)
+            code = others.failed(error if text is None else RookWorldError(text), command_name())
         elif text is not None:
             code = _say(text, EXIT_BAD_INPUT)
         else:
@@ -191,24 +178,6 @@ def _choose_devices() -> None:
         print(f"one of {count} GPUs is used; --num_processes {count} uses all of them")
 
 
-_OF_MEMORY = ("batch_size", "max_completion_length", "max_length")
-
-
-def _exhaustion(error: BaseException, main: Callable[[Sequence[str]], None]) -> str | None:
-    """What to say if memory or disk has run out; None for other errors."""
-    said = " ".join(str(error).split())[:200] or type(error).__name__
-    known = _keys(main)
-    sizes = (key for key in known if key.startswith("per_device_") or key in _OF_MEMORY)
-    if is_disk_full(error):
-        text = f"the disk is full ({said}); free some space"
-    elif is_out_of_memory(error):
-        text = f"out of memory ({said}); lower {' or '.join(sorted(sizes)) or 'the amount of work'}"
-    else:
-        return None
-    again = ", and run again with --resume_from_checkpoint auto to go on from the last checkpoint"
-    return text + (again if "resume_from_checkpoint" in known else "")
-
-
 def _keys(main: Callable[[Sequence[str]], None]) -> set[str]:
     """A script's keys."""
     groups: Sequence[type] = getattr(main, "__globals__", {}).get("GROUPS", ())
@@ -222,18 +191,14 @@ def _say(text: str, code: int) -> int:
     return code
 
 
-def _failed(error: Exception, others: Others) -> int:
-    """Print why a script ends on several processes: on the first one that fails, once; its exit code."""
-    known = isinstance(error, RookWorldError)
-    code = EXIT_BAD_INPUT if known else 1
-    first = others.told(error, code)
-    if first:
-        say_why(first)
-    elif first is None and known:
-        print(f"{command_name()}: {printable(str(error))}", file=sys.stderr, flush=True)
-    elif first is None:
-        sys.excepthook(type(error), error, error.__traceback__)  # W&B's and torch's too
-    return code
+def _others_of_this_run() -> Others | None:
+    """The other processes; None for a single one, and without torch's launcher."""
+    has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not has_store or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return None
+    from .failures import Others
+
+    return Others()
 
 
 def _close_process_group() -> None:
@@ -266,76 +231,3 @@ def _is_no_false_alarm(record: logging.LogRecord) -> bool:
     if "recorded in the resumed state does not exist" in text:
         return False
     return "passing in an `attention_mask`" not in text and not text.endswith("['lm_head.weight'].")
-
-
-# --------------------------------------------------------------------------------------------------
-# Several processes
-# --------------------------------------------------------------------------------------------------
-class Others:
-    """The other processes of a run, by the store of torch's launcher, which outlives them.
-
-    When one fails, all end. A launcher ends the processes of its own machine only. Those on other
-    machines would go on to their next collective, and with NCCL they would wait there until it times
-    out. So a thread looks in the store for the failure of another process, and ends this one if it does
-    not end by itself.
-    """
-
-    def __init__(self) -> None:
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-        self._rank = int(os.environ["RANK"])
-        # `torchrun` may restart a run's processes, under the same store.
-        self._key = f"rookworld/failed/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        wait = timedelta(seconds=_CONNECT_S)
-        self._store = TCPStore(address, port, is_master=False, timeout=wait)
-        self._ended = threading.Event()
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    @classmethod
-    def of_this_run(cls) -> Others | None:
-        """The others; None for a single process, and without torch's launcher."""
-        has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        return cls() if has_store and int(os.environ.get("WORLD_SIZE", "1")) > 1 else None
-
-    def end(self) -> None:
-        """This process ends by itself."""
-        self._ended.set()
-
-    def told(self, error: Exception, code: int) -> str | None:
-        """Tell the others that this process fails, and ends with `code` within some seconds.
-
-        Returns:
-            What failed before on another process, empty if it was the same; None if this is the first.
-        """
-        self._ended.set()
-        last = threading.Timer(_PATIENCE_S, os._exit, [code])
-        last.daemon = True
-        last.start()
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        mine = f"process {self._rank} failed ({said})"
-        try:
-            first = self._store.compare_set(self._key, "", mine).decode(errors="replace")
-        except Exception:  # the launcher is gone, and nobody is left to listen
-            return None
-        if first == mine:
-            return None
-        time.sleep(_AFTER_THE_FIRST_S)
-        return "" if first.endswith(f"failed ({said})") else first
-
-    def _watch(self) -> None:
-        while not self._ended.wait(_POLL_S):
-            try:
-                if not self._store.check([self._key]):
-                    continue
-                first = self._store.get(self._key).decode(errors="replace")
-            except Exception:  # the launcher is gone
-                return
-            if not self._ended.wait(_PATIENCE_S):
-                say_why(first)
-                os._exit(1)
-
-
-def say_why(first: str) -> None:
-    """Print in one line why this process ends because of another one."""
-    print(f"process {os.environ['RANK']} ends, because {first}", file=sys.stderr, flush=True)

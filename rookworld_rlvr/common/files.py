@@ -145,3 +145,12 @@ def is_hub_id(name: str) -> bool:
     owner, *rest = name.split("/")
     is_path = owner in ("runs", "recipes", "~", ".", "..") or Path(owner).is_dir()
     return len(rest) == 1 and bool(owner and rest[0]) and not is_path
+
+
+def is_own(name: Any) -> bool:
+    """Whether a name refers to a user's own file or module.
+
+    >>> is_own("my_rewards.py:short"), is_own("policy_best_move")
+    (True, False)
+    """
+    return isinstance(name, str) and ":" in name

@@ -11,22 +11,12 @@ import re
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup, escape
 
 from .files import asset_path
-
-
-def render(template: str, **values: Any) -> Markup:
-    """Fill in a template. In HTML, values are escaped unless they are `Markup` already.
-
-    Args:
-        template: Name of a file in `assets/templates`, without ``.j2``.
-        values: The template's variables.
-    """
-    return Markup(_TEMPLATES.get_template(f"{template}.j2").render(values))
+from .templates import TEMPLATES
+from .templates import render as render
 
 
 def prose(value: str) -> Markup:
@@ -81,16 +71,7 @@ def pair_bars(rows: Sequence[tuple[str, float, float, str]], largest: float = 0)
     return render("pair_bars.html", rows=drawn)
 
 
-_TEMPLATES = Environment(
-    loader=PackageLoader("rookworld_rlvr", "assets/templates"),
-    autoescape=select_autoescape(["html.j2"]),
-    trim_blocks=True,
-    lstrip_blocks=True,
-    undefined=StrictUndefined,
-)
-
-
-_TEMPLATES.filters |= {"prose": prose, "name": name}
+TEMPLATES.filters |= {"prose": prose, "name": name}
 
 
 _STYLE = Path(asset_path("templates/style.css")).read_text(encoding="utf-8")
@@ -103,7 +84,7 @@ _POLICY = (
 )
 
 
-_TEMPLATES.globals |= {
+TEMPLATES.globals |= {
     "pair_bars": pair_bars,
     "marked": marked,
     "style": Markup(_STYLE),

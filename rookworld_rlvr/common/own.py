@@ -9,11 +9,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable, Mapping
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -21,21 +19,10 @@ from types import ModuleType
 from typing import Any
 
 from .errors import ConfigurationError, close_matches
+from .files import is_own
 
 _NOT_OWN = ("<", sysconfig.get_path("stdlib") + os.sep, str(Path(__file__).parents[1]) + os.sep)
 """What the names of frozen modules, of Python's own files and of this package's begin with."""
-
-
-_FILE = re.compile(r"(.+\.py):\w+")
-
-
-def is_own(name: Any) -> bool:
-    """Whether a name refers to a user's own file or module.
-
-    >>> is_own("my_rewards.py:short"), is_own("policy_best_move")
-    (True, False)
-    """
-    return isinstance(name, str) and ":" in name
 
 
 def load_own(name: str, key: str) -> Any:
@@ -119,17 +106,3 @@ def place_of(error: BaseException) -> str:
     own = [frame for frame in frames if not frame.filename.startswith(_NOT_OWN)]
     frame = [one for one in own if "-packages" not in one.filename] or frames
     return f"{text} ({Path(frame[-1].filename).name}, line {frame[-1].lineno})"
-
-
-def own_files(values: Any) -> dict[str, str]:
-    """SHA-256 by path of every user file that is named in a configuration's values."""
-    if isinstance(values, str):
-        named = _FILE.fullmatch(values)
-        path = Path(named[1]) if named else None
-        return {str(path): sha256(path.read_bytes()).hexdigest()} if path and path.is_file() else {}
-    if isinstance(values, Mapping):
-        values = values.values()
-    files: dict[str, str] = {}
-    for value in values if isinstance(values, Iterable) else ():
-        files |= own_files(value)
-    return files

@@ -16,22 +16,23 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import chess
 import numpy as np
 
 from ..common.files import read_asset
 from ..common.progress import shown
 from ..common.settings import setting
 from ..common.terminal import wrapped
-from ..tasks import rules
+from ..tasks import positions, rules
 from ..tasks.environment import ENVIRONMENT, answer_fields, parse_environment_answer
 from ..tasks.fill_in import FILL_IN
 from ..tasks.fill_in_record import last_move_agrees
 from ..tasks.policy import POLICY, evaluation_pairs, parse_policy_answer, score_policy
-from ..tasks.rules import SIDES
-from ..tasks.types import FILL_IN_FIELDS, values_by_move
-from .parsing import parse_rows, raw_rows
+from ..tasks.positions import SIDES
+from ..tasks.types import FILL_IN_FIELDS, EnvironmentAnswer, values_by_move
+from .parsing import PositionArguments, parse_rows, raw_rows
 from .prepare import REPAIRS
-from .sources import Malformed, PositionArguments, Row, SourceArguments, check_dataset_name
+from .sources import Malformed, Row, SourceArguments, check_dataset_name
 
 AUDIT_VERSION = 8
 
@@ -77,7 +78,7 @@ def audit(args: AuditArguments) -> dict[str, Any]:
         if isinstance(row, Malformed):
             left_out[row.is_readable][row.reason] += 1
             continue
-        side = rules.side_to_move(row["fen"])
+        side = positions.side_to_move(row["fen"])
         for check, observed in checks(row).items():
             sums[row["task"], check, side] += observed  # type: ignore[assignment]
             rows[row["task"], check, side] += 1
@@ -172,9 +173,7 @@ def _environment_checks(row: Row) -> dict[str, float]:
     answer = parse_environment_answer(row["completion"])
     truth = rules.transition(row["fen"], row["action"])
     is_wrong = answer != truth
-    is_played_on = (
-        is_wrong and truth.truncated and (answer == rules.played_on(row["fen"], row["action"]))
-    )
+    is_played_on = is_wrong and truth.truncated and (answer == played_on(row["fen"], row["action"]))
     right = answer_fields(answer if is_played_on else truth)
     return {
         **found,
@@ -182,6 +181,33 @@ def _environment_checks(row: Row) -> dict[str, float]:
         "wrong_answer": is_wrong and not is_played_on,
         **{name: said != right[name] for name, said in answer_fields(answer).items()},
     }
+
+
+def played_on(fen: str, action: str) -> EnvironmentAnswer:
+    """What the public data's generator answers, which does not ask whether a move is legal.
+
+    It plays any move of any piece. If the first square is empty, or the text is not a move, the action
+    is illegal for it too; but in the first case it counts the move in the clocks.
+
+    Raises:
+        IllegalPositionError: See `rules.board_of`.
+
+    >>> played_on("4k3/8/8/8/8/8/8/4K3 w - - 0 1", "e1e5").fen
+    '4k3/8/8/4K3/8/8/8/8 b - - 1 1'
+    """
+    board = rules.board_of(fen)
+    try:
+        move = chess.Move.from_uci(action)
+    except ValueError:
+        return EnvironmentAnswer(
+            board.fen(), rules.REWARD_ILLEGAL, terminated=False, truncated=True
+        )
+    if not move or board.piece_at(move.from_square) is not None:  # 0000 passes
+        board.push(move)
+        return EnvironmentAnswer(board.fen(), *rules.ending(board), truncated=False)
+    board.push(chess.Move.null())
+    board.turn = not board.turn
+    return EnvironmentAnswer(board.fen(), rules.REWARD_ILLEGAL, terminated=False, truncated=True)
 
 
 def _fill_in_checks(row: Row) -> dict[str, float]:

@@ -17,7 +17,7 @@ import chess
 
 from ..common.errors import RookWorldError
 from ..common.settings import Checked, setting, share_bounds
-from ..tasks import rules
+from ..tasks import positions, rules
 from ..tasks.environment import ENVIRONMENT, write_environment_answer
 from ..tasks.registry import TASKS, is_right
 from ..tasks.types import EnvironmentAnswer, values_by_move
@@ -164,7 +164,7 @@ def _wrong_answer(
             now = (right for right in "KQkq" if (right in fields[2]) != (right == turned))
             return with_fen_field(truth, 2, "".join(now) or "-")
         case "en_passant":
-            square = rules.double_step_square(fen, action)
+            square = positions.double_step_square(fen, action)
             if square is None or truth.truncated:
                 return None
             return with_fen_field(truth, 3, square if fields[3] == "-" else "-")

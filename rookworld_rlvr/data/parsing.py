@@ -12,7 +12,7 @@ import operator
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,10 @@ import datasets
 from datasets.exceptions import DatasetGenerationError
 
 from ..common.errors import IllegalPositionError, NotationError, RookWorldError, UnjudgeableError
+from ..common.settings import Checked, setting
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT
+from ..tasks.policy import POLICY
 from ..tasks.registry import TASKS, split_row, task_of
 from ..tasks.text import MAX_HISTORY, clean, parse_move
 from ..tasks.types import EnvironmentPrompt, action_values_column
@@ -37,6 +39,20 @@ logging.getLogger("chess.pgn").setLevel(logging.CRITICAL)
 
 
 _LOGGER = logging.getLogger(__name__)
+
+
+@dataclass
+class PositionArguments(Checked):
+    """What is asked about positions that are not rows yet."""
+
+    tasks: list[str] = setting(
+        [POLICY.name],
+        "What to ask about each position of a FEN, EPD or PGN file, or of a column `fen`: policy, an "
+        "analysis; environment, what a move leads to. Rows and prompts keep the task that they have.",
+        among=(POLICY.name, ENVIRONMENT.name),
+        of="task for positions",
+        filled=True,
+    )
 
 
 def raw_rows(args: SourceArguments) -> Iterator[Row]:

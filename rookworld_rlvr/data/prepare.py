@@ -25,9 +25,9 @@ import pyarrow.parquet as pq
 from datasets import Dataset, Features, Value
 from datasets.arrow_writer import ArrowWriter
 
-from ..common.html import render
 from ..common.progress import Progress
 from ..common.settings import setting, with_default
+from ..common.templates import render
 from ..engine.labeller import Labeller
 from ..engine.truth import LabelArguments
 from ..tasks import rules
@@ -37,8 +37,8 @@ from ..tasks.registry import TASKS, join_row
 from ..tasks.types import EnvironmentPrompt, ValueSource, action_values_column, values_by_move
 from . import sources, synthesis
 from .loading import made_rows
-from .parsing import parse_rows, quarantine, raw_rows
-from .sources import Malformed, PositionArguments, Row, RowArguments
+from .parsing import PositionArguments, parse_rows, quarantine, raw_rows
+from .sources import Malformed, Row, RowArguments
 
 _BEST_MOVE = "best_move"
 

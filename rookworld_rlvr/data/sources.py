@@ -29,8 +29,6 @@ from datasets import Features, List, Value
 from ..common.errors import close_matches
 from ..common.files import asset_path, is_hub_id, read_asset
 from ..common.settings import Checked, setting, share_bounds
-from ..tasks.environment import ENVIRONMENT
-from ..tasks.policy import POLICY
 
 PACKAGED_DATA = {
     "rookworld-nano-openings": "nano_openings.parquet",
@@ -123,20 +121,6 @@ class SourceArguments(Checked):
     dataset_split: str = setting("train", "Split to read of a Hub data set.")
     max_rows: int | None = setting(
         None, "Read at most this many rows; a Hub data set is then streamed.", least=1
-    )
-
-
-@dataclass
-class PositionArguments(Checked):
-    """What is asked about positions that are not rows yet."""
-
-    tasks: list[str] = setting(
-        [POLICY.name],
-        "What to ask about each position of a FEN, EPD or PGN file, or of a column `fen`: policy, an "
-        "analysis; environment, what a move leads to. Rows and prompts keep the task that they have.",
-        among=(POLICY.name, ENVIRONMENT.name),
-        of="task for positions",
-        filled=True,
     )
 
 

@@ -17,7 +17,7 @@ import chess
 
 from ..common.errors import NotationError, RookWorldError
 from ..tasks import fill_in_record as record
-from ..tasks import rules
+from ..tasks import positions, rules
 from ..tasks.environment import ENVIRONMENT, write_environment_prompt
 from ..tasks.fill_in import FILL_IN
 from ..tasks.policy import POLICY, write_policy_prompt
@@ -108,8 +108,8 @@ def mirror_images(rows: Iterable[Row]) -> Iterator[Row]:
     """The mirror images of the policy rows with values."""
     for row in rows:
         if row["task"] == POLICY.name and row["action_values"]:
-            fen = rules.mirrored(row["fen"])
-            values = {rules.mirrored_move(v["move"]): v["cp"] for v in row["action_values"]}
+            fen = positions.mirrored(row["fen"])
+            values = {positions.mirrored_move(v["move"]): v["cp"] for v in row["action_values"]}
             prompt = write_policy_prompt(fen)
             answer = POLICY.truth(prompt, values) or ""
             yield POLICY.row(prompt, answer, EnvironmentPrompt(fen), action_values_column(values))
@@ -377,7 +377,7 @@ _EDGE = list(chess.SquareSet(chess.BB_BACKRANKS | chess.BB_FILE_A | chess.BB_FIL
 
 def _mate_in_game(rng: random.Random, wanted: Callable[[str], bool]) -> str | None:
     fens = (board.fen() for board in _random_play(rng))
-    return next((fen for fen in fens if wanted(fen) and rules.mating_moves(fen)), None)
+    return next((fen for fen in fens if wanted(fen) and positions.mating_moves(fen)), None)
 
 
 def _mate_in_endgame(rng: random.Random, wanted: Callable[[str], bool]) -> str | None:
@@ -396,4 +396,4 @@ def _mate_in_endgame(rng: random.Random, wanted: Callable[[str], bool]) -> str |
     board.fullmove_number = rng.randint(60, 160)
     board.halfmove_clock = rng.randint(0, 40)
     fen = board.fen()
-    return fen if wanted(fen) and board.is_valid() and rules.mating_moves(fen) else None
+    return fen if wanted(fen) and board.is_valid() and positions.mating_moves(fen) else None

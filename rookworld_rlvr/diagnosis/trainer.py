@@ -21,14 +21,16 @@ from transformers import TrainerCallback
 
 from ..common.machine import peak_memory
 from ..models.decoding import Decoding
+from ..rewards.trial import score
 from ..tasks.metrics import Results
 from ..tasks.registry import TASKS
-from ..training.answering import decode, score
-from ..training.parts.aggregation import Loss, aggregate, sampled_rows, weighted
+from ..training.answering import decode
+from ..training.parts.aggregation import aggregate
+from ..training.parts.groups import sampled_rows, weighted
 from ..training.parts.part import Batch
 from ..training.parts.sampling import rollout
 from ..training.preflight import measure_parity, mixed_length_prompts, preflight_tolerance
-from ..training.trainer import RookWorldGRPOTrainer
+from ..training.trainer import Loss, RookWorldGRPOTrainer
 
 COLUMNS = (  # of a completion, if it is trained on: numbers, then lists by token
     *("advantage", "taught", "ended", "policy_term", "penalty", "total"),

@@ -21,7 +21,7 @@ from ..common.errors import EngineError
 from ..common.terminal import printable, show
 from ..engine.arguments import EngineArguments
 from ..engine.labeller import Labeller
-from ..tasks import rules
+from ..tasks import positions, rules
 from ..tasks.environment import answer_fields
 from ..tasks.types import MATE_CP, EnvironmentAnswer, PolicyAnswer, Values
 from .arguments import model_parser, run, start
@@ -77,9 +77,9 @@ def position_lines(fen: str) -> Iterator[str]:
     """A position for a terminal: the board, and what the rules say."""
     board = rules.board_of(fen)
     facts = [
-        f"{rules.side_to_move(fen).capitalize()} to move{', in check' if board.is_check() else ''}",
+        f"{positions.side_to_move(fen).capitalize()} to move{', in check' if board.is_check() else ''}",
         f"{board.legal_moves.count()} legal moves",
-        f"mate in one: {', '.join(rules.mating_moves(fen)) or 'none'}",
+        f"mate in one: {', '.join(positions.mating_moves(fen)) or 'none'}",
     ]
     yield from (fen, "", board_text(board), "", "; ".join(facts), "")
 

@@ -16,7 +16,7 @@ import chess.pgn
 from ..common.errors import RookWorldError
 from ..common.files import check_writable
 from ..common.terminal import printable
-from ..tasks import rules
+from ..tasks import positions
 from ..tasks.types import PolicyAnswer
 from .analyse import board_text
 from .arguments import model_parser, run, start
@@ -149,7 +149,7 @@ def main() -> NoReturn:
             import readline  # noqa: F401  # makes input lines editable; Windows has no readline
     parser = model_parser("play", __doc__ or "", fen="where the game starts")
     add = parser.add_argument
-    add("--colour", "--color", choices=rules.SIDES, default="white", help="your colour")
+    add("--colour", "--color", choices=positions.SIDES, default="white", help="your colour")
     add("--pgn", type=Path, default="play.pgn", help="file to append the game to (play.pgn)")
     args = parser.parse_args()
     raise SystemExit(run("play", lambda: _play(args)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable
 from fnmatch import filter as matching
 from itertools import chain
@@ -219,31 +218,10 @@ def load_from_arguments(
     )
     model = load_start(args, trust_remote_code)
     if args.use_peft and args.lora_target_modules not in (None, "all-linear"):
-        args.lora_target_modules = _adapted(model, args.lora_target_modules)
+        from .adapters import adapted
+
+        args.lora_target_modules = adapted(model, args.lora_target_modules)
     return model, tokenizer
-
-
-def _adapted(model: PreTrainedModel, targets: str | list[str]) -> str | list[str]:
-    """The modules to adapt, for PEFT, or a regular expression of their paths.
-
-    TRL makes a text of a list with one name, which PEFT would read as a regular expression.
-
-    Raises:
-        RookWorldError: The model does not have some of them; PEFT might adapt the others without a word.
-    """
-    paths = [path for path, module in model.named_modules() if hasattr(module, "weight")]
-    if isinstance(targets, str):
-        if any(re.fullmatch(targets, path) for path in paths):
-            return targets
-        targets = [targets]
-    ends = [f".{path}" for path in paths]
-    if missing := [name for name in targets if not any(end.endswith(f".{name}") for end in ends)]:
-        names = sorted({path.rpartition(".")[2] for path in paths})
-        raise RookWorldError(
-            f"lora_target_modules: the model {model.name_or_path!r} has no {', '.join(missing)}; choose "
-            f"from {', '.join(names)}"
-        )
-    return targets
 
 
 def load_start(args: ModelConfig, trust_remote_code: bool = False) -> PreTrainedModel:

@@ -16,7 +16,6 @@ from accelerate.utils import gather_object
 from trl.trainer.utils import get_callable_name, is_async_callable
 
 from ..common.errors import RookWorldError
-from ..common.own import place_of
 from ..tasks.registry import task_of
 from ..tasks.text import message_text
 
@@ -235,6 +234,8 @@ def placed_errors(name: str) -> Iterator[None]:
     except RookWorldError:
         raise
     except Exception as error:
+        from ..common.own import place_of
+
         raise RookWorldError(f"the reward {name} raised {place_of(error)}") from error
 
 

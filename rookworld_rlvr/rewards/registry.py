@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import Any
 
 from ..common.errors import ConfigurationError, close_matches
-from ..common.own import is_own
+from ..common.files import is_own
 from ..common.settings import record_faults
 from ..engine.truth import PolicyTruth, policy_values
 from ..tasks.environment import ENVIRONMENT

@@ -1,10 +1,10 @@
-"""What rewards give for answers outside of training: in a dry run, and on the web page."""
+"""What rewards give for answers outside of training: held out, in a dry run, on the web page."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from transformers import TrainerState
@@ -26,6 +26,27 @@ def inputs_of(
         **{k: [row[k] for row in rows] for k in rows[0] if k not in ("prompt", "completion")},
         **of_trainer,
     }
+
+
+def score(
+    trainer: Any,
+    func: Callable[..., Any],
+    answered: Sequence[tuple[Mapping[str, Any], str]],
+    progress: Callable[[int], object],
+) -> list[float | None]:
+    """A reward's numbers for rows and answers to them, on this process; nothing of it is logged."""
+    numbers: list[float | None] = []
+    size = trainer.args.per_device_eval_batch_size
+    for batch in (answered[first : first + size] for first in range(0, len(answered), size)):
+        texts = [text for _, text in batch]
+        ids = trainer.processing_class(text=texts)["input_ids"]
+        rows = [row for row, _ in batch]
+        found = func(**inputs_of(rows, texts, completion_ids=ids, trainer_state=trainer.state))
+        if inspect.iscoroutine(found):
+            found = asyncio.run_coroutine_threadsafe(found, trainer.async_loop).result()
+        numbers += found
+        progress(len(batch))
+    return numbers
 
 
 def rewards_of(

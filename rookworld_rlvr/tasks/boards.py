@@ -19,7 +19,8 @@ from __future__ import annotations
 import html
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import chess.svg
 from chess.svg import Arrow
@@ -27,6 +28,7 @@ from chess.svg import Arrow
 from ..common.errors import NotationError
 from . import rules
 from .text import contract_rank, expand_placement, parse_move
+from .types import EnvironmentAnswer, EnvironmentPrompt, PolicyAnswer, Values
 
 BOARD_SIZE = 200  # pixels of a board's side
 
@@ -77,6 +79,88 @@ def position_board(fen: str, arrows: Iterable[Arrow] = (), *, caption: str = "")
     position = rules.board_of(fen)
     drawn = draw_board(position, position.turn, arrows)
     return picture([drawn], [caption] if caption else [], caption or fen)
+
+
+def policy_board(fen: str, answer: PolicyAnswer | NotationError, values: Values | None) -> str:
+    """Draw a policy answer: the position, the model's moves and the engine's best.
+
+    Args:
+        fen: The position.
+        answer: What the model wrote, or why it cannot be read.
+        values: Values of all legal moves; without them the engine's move is not drawn.
+    """
+    best = max(values, key=values.__getitem__) if values else None
+    arrows = []
+    if isinstance(answer, NotationError):
+        words = _unreadable(answer)
+    else:
+        if values and best and values.get(answer.best_move) == values[best]:
+            best = answer.best_move  # of equally good moves, the answer's
+        legal = rules.legal_moves(fen)
+        arrows = [
+            arrow(move, (MODEL if move in legal else WRONG) + shade)
+            for move, shade in (*((m, "70") for m in answer.moves), (answer.best_move, ""))
+        ]
+        words = f"B {answer.best_move}" + ("" if answer.best_move in legal else " (illegal)")
+        if best is not None:
+            words += ": best" if best == answer.best_move else f", engine {best}"
+    if best is not None:
+        arrows.insert(0, arrow(best, TRUTH))
+    return position_board(fen, arrows, caption=words)
+
+
+def environment_board(
+    row: Mapping[str, Any],
+    answer: EnvironmentAnswer | NotationError,
+    truth: EnvironmentAnswer,
+    wrong: Sequence[str],
+) -> str:
+    """Draw an environment answer: the predicted board, and beside it the true one.
+
+    Args:
+        row: The position and the action.
+        answer: What the model wrote, or why it cannot be read.
+        truth: The right answer.
+        wrong: The fields of the answer that are wrong.
+    """
+    turn = rules.board_of(row["fen"]).turn
+    true_board = written_board(truth.fen)
+    differ: list[chess.Square] = []
+    if isinstance(answer, NotationError):
+        words, board = _unreadable(answer), chess.BaseBoard.empty()
+    else:
+        board = written_board(answer.fen)
+        differ = [s for s in chess.SQUARES if board.piece_at(s) != true_board.piece_at(s)]
+        words = f"wrong: {', '.join(wrong)}" if answer != truth else "right"
+    mine = draw_board(board, turn, fill=dict.fromkeys(differ, WRONG + "b0"))
+    fill = dict.fromkeys(differ, TRUTH + "b0")
+    right = draw_board(true_board, turn, action_arrows(row["action"]), fill)
+    return picture([mine, right], [words, f"python-chess, after {row['action']}"], words)
+
+
+def fill_in_board(
+    position: EnvironmentPrompt, field: str, answer: str | NotationError, fits: Sequence[str]
+) -> str:
+    """Draw a fill-in answer: the record's state and action; the caption has one that fits, too.
+
+    Args:
+        position: The record, filled in.
+        field: What is hidden.
+        answer: What the model wrote, or why it cannot be read.
+        fits: The answers that fit.
+    """
+    if isinstance(answer, NotationError):
+        words = _unreadable(answer)
+    else:
+        verdict = "right" if answer in fits else "wrong"
+        words = f"{verdict}: {field.replace('_', ' ')} {answer}"
+    others = f", or {len(fits) - 1} more" if len(fits) > 1 else ""
+    words += f"; fits: {fits[0]}{others}"
+    return position_board(position.fen, action_arrows(position.action), caption=words)
+
+
+def _unreadable(fault: NotationError) -> str:
+    return f"unreadable: {fault.reason}"
 
 
 def action_arrows(action: str | None) -> list[Arrow]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import ClassVar
 
-import chess
 from rapidfuzz.distance import LCSseq, Levenshtein
 
 from ..common.errors import IllegalPositionError, NotationError
@@ -277,27 +276,12 @@ class EnvironmentTask(Task):
 
         Wrong squares are red on the left and green on the right; the caption names the wrong fields.
         """
-        from . import boards  # only pictures need it
+        from .boards import environment_board  # only pictures need it
 
         truth = rules.transition(row["fen"], row["action"])
-        turn = rules.board_of(row["fen"]).turn
-        true_board = boards.written_board(truth.fen)
-        arrows = boards.action_arrows(row["action"])
-        wrong: list[chess.Square] = []
-        try:
-            answer = parse_environment_answer(completion)
-        except NotationError as error:
-            words, board = f"unreadable: {error.reason}", chess.BaseBoard.empty()
-        else:
-            board = boards.written_board(answer.fen)
-            wrong = [s for s in chess.SQUARES if board.piece_at(s) != true_board.piece_at(s)]
-            words = f"wrong: {', '.join(_wrong(answer, truth))}" if answer != truth else "right"
-        fill = dict.fromkeys(wrong, boards.WRONG + "b0")
-        mine = boards.draw_board(board, turn, fill=fill)
-        fill = dict.fromkeys(wrong, boards.TRUTH + "b0")
-        right = boards.draw_board(true_board, turn, arrows, fill)
-        captions = [words, f"python-chess, after {row['action']}"]
-        return boards.picture([mine, right], captions, words)
+        answer = self.answer_or_fault(row["prompt"], completion)
+        wrong = [] if isinstance(answer, NotationError) else _wrong(answer, truth)
+        return environment_board(row, answer, truth, wrong)
 
 
 _FIELDS = ("board", "side to move", "castling", "en passant", "halfmoves", "move number")

@@ -128,22 +128,14 @@ class FillInTask(Task):
 
     def board(self, row: Row, completion: str, values: Values | None = None) -> str:
         """See `Task`: the record's state and action; the caption has the answer and one that fits."""
-        from . import boards  # only pictures need it
         from . import fill_in_record as record
+        from .boards import fill_in_board  # only pictures need it
 
         asked = record.parse_fill_in_prompt(row["prompt"])
         fits = record.fitting(asked)
         position, _ = record.filled(asked.columns, fits[0])
-        try:
-            answer = record.parse_fill_in_answer(asked.field, completion)
-            verdict = "right" if answer in fits else "wrong"
-            words = f"{verdict}: {asked.field.replace('_', ' ')} {answer}"
-        except NotationError as error:
-            words = f"unreadable: {error.reason}"
-        others = f", or {len(fits) - 1} more" if len(fits) > 1 else ""
-        words += f"; fits: {fits[0]}{others}"
-        arrows = boards.action_arrows(position.action)
-        return boards.position_board(position.fen, arrows, caption=words)
+        answer = self.answer_or_fault(row["prompt"], completion)
+        return fill_in_board(position, asked.field, answer, fits)
 
 
 FILL_IN = FillInTask()

@@ -366,28 +366,10 @@ class PolicyTask(Task):
 
     def board(self, row: Row, completion: str, values: Values | None = None) -> str:
         """See `Task`: the position, the model's moves and the engine's best."""
-        from . import boards  # only pictures need it
+        from .boards import policy_board  # only pictures need it
 
-        best = max(values, key=values.__getitem__) if values else None
-        arrows = []
-        try:
-            answer = parse_policy_answer(completion)
-        except NotationError as error:
-            words = f"unreadable: {error.reason}"
-        else:
-            if values and best and values.get(answer.best_move) == values[best]:
-                best = answer.best_move  # of equally good moves, the answer's
-            legal = rules.legal_moves(row["fen"])
-            arrows = [
-                boards.arrow(move, (boards.MODEL if move in legal else boards.WRONG) + shade)
-                for move, shade in (*((m, "70") for m in answer.moves), (answer.best_move, ""))
-            ]
-            words = f"B {answer.best_move}" + ("" if answer.best_move in legal else " (illegal)")
-            if best is not None:
-                words += ": best" if best == answer.best_move else f", engine {best}"
-        if best is not None:
-            arrows.insert(0, boards.arrow(best, boards.TRUTH))
-        return boards.position_board(row["fen"], arrows, caption=words)
+        answer = self.answer_or_fault(row["prompt"], completion)
+        return policy_board(row["fen"], answer, values)
 
 
 POLICY = PolicyTask()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..common.errors import ConfigurationError
-from ..common.own import load_own_class
 from .environment import ENVIRONMENT
 from .fill_in import FILL_IN
 from .policy import POLICY
@@ -35,6 +34,8 @@ def register_own(name: str) -> None:
     Raises:
         ConfigurationError: It cannot be loaded or is not a task, or its name or prefix is taken.
     """
+    from ..common.own import load_own_class
+
     kind = load_own_class(name, "tasks_from", Task)
     if not any(type(task) is kind for task in TASKS.values()):
         register(kind())

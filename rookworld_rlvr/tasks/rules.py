@@ -18,21 +18,11 @@ the start gives ``-``. A FEN does not show repetitions, so a fivefold repetition
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Literal, get_args
 
 import chess
 
 from ..common.errors import IllegalPositionError, NotationError
 from .types import EnvironmentAnswer
-
-SIDES = ("white", "black")
-
-
-Phase = Literal["opening", "middlegame", "endgame"]
-
-
-PHASES: tuple[Phase, ...] = get_args(Phase)
-
 
 REWARD_CONTINUES, REWARD_CHECKMATE = 0.001, 1.0
 REWARD_DRAW, REWARD_ILLEGAL = 0.5, -1.0
@@ -124,35 +114,6 @@ def position_key(fen: str) -> str:
     return " ".join(fields[:4])
 
 
-def side_to_move(fen: str) -> str:
-    """The side to move in a FEN, one of `SIDES`."""
-    return "white" if fen.split(" ")[1] == "w" else "black"
-
-
-def phase(fen: str) -> Phase:
-    """The phase of the game, by the pieces on the board.
-
-    An endgame has at most six queens, rooks, bishops and knights. A middlegame has at most ten, or one
-    side has fewer than four pieces or pawns left on its first rank.
-
-    Source: `Divider` of lila, the code of lichess.org, without its measure of how mixed the sides are.
-
-    Raises:
-        IllegalPositionError: See `board_of`.
-
-    >>> phase(chess.STARTING_FEN)
-    'opening'
-    """
-    board = board_of(fen)
-    pieces = (board.occupied & ~(board.pawns | board.kings)).bit_count()
-    if pieces <= 6:
-        return "endgame"
-    black, white = board.occupied_co
-    home = white & chess.BB_RANK_1, black & chess.BB_RANK_8
-    sparse = any(side.bit_count() < 4 for side in home)
-    return "middlegame" if pieces <= 10 or sparse else "opening"
-
-
 @lru_cache(maxsize=4_096)
 def legal_moves(fen: str) -> tuple[str, ...]:
     """All legal moves in UCI notation, in python-chess's order.
@@ -163,53 +124,6 @@ def legal_moves(fen: str) -> tuple[str, ...]:
         IllegalPositionError: See `board_of`.
     """
     return tuple(move.uci() for move in board_of(fen).legal_moves)
-
-
-def mating_moves(fen: str) -> tuple[str, ...]:
-    """The legal moves that give checkmate, in UCI notation and python-chess's order.
-
-    Raises:
-        IllegalPositionError: See `board_of`.
-
-    >>> mating_moves("6k1/5ppp/8/8/8/8/8/R5K1 w - - 0 1")
-    ('a1a8',)
-    """
-    board = board_of(fen)
-    return tuple(move.uci() for move in board.legal_moves if gives_mate(board, move))
-
-
-def mirrored(fen: str) -> str:
-    """The same position with the colours swapped and the board turned; it is worth the same.
-
-    Raises:
-        IllegalPositionError: See `board_of`.
-
-    >>> mirrored("rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b Qkq - 0 1")
-    'rnbqkbnr/pppp1ppp/8/4p3/8/8/PPPPPPPP/RNBQKBNR w KQq - 0 1'
-    """
-    return board_of(fen).mirror().fen()
-
-
-def mirrored_move(move: str) -> str:
-    """A move of that position, in UCI notation.
-
-    >>> mirrored_move("e7e8q")
-    'e2e1q'
-    """
-    return move.translate(_MIRRORED_RANKS)
-
-
-_MIRRORED_RANKS = str.maketrans("12345678", "87654321")
-
-
-def gives_mate(board: chess.Board, move: chess.Move) -> bool:
-    """Whether a legal move gives checkmate."""
-    if not board.gives_check(move):
-        return False
-    board.push(move)
-    mate = board.is_checkmate()
-    board.pop()
-    return mate
 
 
 def read_legal(board: chess.Board, text: str) -> chess.Move:
@@ -247,49 +161,10 @@ def transition(fen: str, action: str) -> EnvironmentAnswer:
     if not move:  # the null move 0000 is not legal in chess
         return EnvironmentAnswer(board.fen(), REWARD_ILLEGAL, terminated=False, truncated=True)
     board.push(move)
-    return EnvironmentAnswer(board.fen(), *_ending(board), truncated=False)
+    return EnvironmentAnswer(board.fen(), *ending(board), truncated=False)
 
 
-def played_on(fen: str, action: str) -> EnvironmentAnswer:
-    """What the public data's generator answers, which does not ask whether a move is legal.
-
-    It plays any move of any piece. If the first square is empty, or the text is not a move, the action
-    is illegal for it too; but in the first case it counts the move in the clocks.
-
-    Raises:
-        IllegalPositionError: See `board_of`.
-
-    >>> played_on("4k3/8/8/8/8/8/8/4K3 w - - 0 1", "e1e5").fen
-    '4k3/8/8/4K3/8/8/8/8 b - - 1 1'
-    """
-    board = board_of(fen)
-    try:
-        move = chess.Move.from_uci(action)
-    except ValueError:
-        return EnvironmentAnswer(board.fen(), REWARD_ILLEGAL, terminated=False, truncated=True)
-    if not move or board.piece_at(move.from_square) is not None:  # 0000 passes
-        board.push(move)
-        return EnvironmentAnswer(board.fen(), *_ending(board), truncated=False)
-    board.push(chess.Move.null())
-    board.turn = not board.turn
-    return EnvironmentAnswer(board.fen(), REWARD_ILLEGAL, terminated=False, truncated=True)
-
-
-def double_step_square(fen: str, action: str) -> str | None:
-    """The square that a pawn's double step passes over; None for other moves.
-
-    >>> double_step_square("rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1", "e2e4")
-    'e3'
-    """
-    board = board_of(fen)
-    try:
-        board.push(read_legal(board, action))
-    except ValueError:
-        return None
-    return None if board.ep_square is None else chess.square_name(board.ep_square)
-
-
-def _ending(board: chess.Board) -> tuple[float, bool]:
+def ending(board: chess.Board) -> tuple[float, bool]:
     """Reward and `terminated` of the side that has just moved."""
     outcome = board.outcome(claim_draw=False)
     if outcome is None:

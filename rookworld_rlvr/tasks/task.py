@@ -144,11 +144,14 @@ class Task(ABC):
 
     def is_readable(self, prompt: str, completion: str) -> bool:
         """Whether the component ``format`` is 1, without computing the others."""
+        return not isinstance(self.answer_or_fault(prompt, completion), NotationError)
+
+    def answer_or_fault(self, prompt: str, completion: str) -> Any:
+        """What `parse_answer` reads, or the error that says why it cannot."""
         try:
-            self.parse_answer(prompt, completion)
-        except NotationError:
-            return False
-        return True
+            return self.parse_answer(prompt, completion)
+        except NotationError as error:
+            return error
 
     def position(self, prompt: str) -> EnvironmentPrompt:
         """The position that a prompt asks about, with action and history if the task has them.

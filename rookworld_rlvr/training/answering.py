@@ -1,10 +1,8 @@
-"""A trainer's policy answers prompts beside training, and its rewards score the answers."""
+"""A trainer's policy answers prompts beside training."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,28 +12,6 @@ from trl.models.utils import unwrap_model_for_generation
 
 from ..common.errors import ConfigurationError
 from ..models.decoding import GREEDY, Decoding, complete
-from ..rewards.trial import inputs_of
-
-
-def score(
-    trainer: Any,
-    func: Callable[..., Any],
-    answered: Sequence[tuple[Mapping[str, Any], str]],
-    progress: Callable[[int], object],
-) -> list[float | None]:
-    """A reward's numbers for rows and answers to them, on this process; nothing of it is logged."""
-    numbers: list[float | None] = []
-    size = trainer.args.per_device_eval_batch_size
-    for batch in (answered[first : first + size] for first in range(0, len(answered), size)):
-        texts = [text for _, text in batch]
-        ids = trainer.processing_class(text=texts)["input_ids"]
-        rows = [row for row, _ in batch]
-        found = func(**inputs_of(rows, texts, completion_ids=ids, trainer_state=trainer.state))
-        if inspect.iscoroutine(found):
-            found = asyncio.run_coroutine_threadsafe(found, trainer.async_loop).result()
-        numbers += found
-        progress(len(batch))
-    return numbers
 
 
 def decode(

@@ -17,17 +17,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils.constants import OPTIMIZER_NAME as FSDP_OPTIMIZER
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerCallback
-from transformers.trainer import OPTIMIZER_NAME
 from transformers.trainer_utils import (
     PREFIX_CHECKPOINT_DIR,
     get_last_checkpoint,
     rotate_checkpoints,
 )
 
-from ..common.errors import ConfigurationError
 from ..common.machine import use_threads
 
 MANIFEST = "manifest.json"
@@ -96,41 +93,6 @@ def best_beside(checkpoint: Path) -> Path | None:
     recorded = json.loads((checkpoint / STATE).read_text()).get("best_model_checkpoint")
     best = checkpoint.with_name(Path(recorded).name) if recorded else None
     return best if best is not None and best.is_dir() else None
-
-
-_OPTIMISERS = {
-    "plainly": [OPTIMIZER_NAME],
-    "with FSDP": [f"{FSDP_OPTIMIZER}.bin", f"{FSDP_OPTIMIZER}_*"],
-    "with DeepSpeed": ["global_step*"],
-}
-"""How a run keeps its weights → where its checkpoints have the optimiser's state."""
-
-
-def check_layout(trainer: Any, checkpoint: str) -> None:
-    """Refuse a checkpoint whose optimiser state this layout cannot read; it would begin anew, unsaid.
-
-    Args:
-        trainer: The trainer.
-        checkpoint: The folder to resume from.
-
-    Raises:
-        ConfigurationError: A run with another way of sharding has written it.
-    """
-    sharded = "with FSDP" if trainer.is_fsdp_enabled else "with DeepSpeed"
-    ours = sharded if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled else "plainly"
-    found = [
-        layout
-        for layout, files in _OPTIMISERS.items()
-        if any(path for name in files for path in Path(checkpoint).glob(name))
-    ]
-    if found and ours not in found:
-        raise ConfigurationError(
-            [
-                f"resume_from_checkpoint: {checkpoint} was written {found[0]} and cannot be read "
-                f"{ours}; resume it with the --accelerate_config that it began with, or start a new run "
-                "from its weights by model_name_or_path"
-            ]
-        )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -213,6 +175,8 @@ class WholeCheckpoints(Trainer):
         folder = get_last_checkpoint(self.args.output_dir) if given is True else given
         self.resumed_from = Path(folder) if folder else None
         if folder:
+            from .layouts import check_layout
+
             check_layout(self, folder)
         if self._goes_on is None:  # after the other callbacks
             self._goes_on = _GoingOn(self)

@@ -15,13 +15,13 @@ from ..common.progress import quiet
 from ..common.stats import Estimate, estimate
 from ..models.decoding import shared
 from ..tasks.metrics import Results, evaluate_completions, headline
-from .answering import decode, score
+from .answering import decode
 from .results import ANSWERS_BEFORE, HELDOUT_BEFORE, OWN_REWARDS, write_results
 from .run_folder import write_answers
 
 if TYPE_CHECKING:
     from ..evaluation.pass_at_k import RightCounts
-    from ..evaluation.results import ModelResults, SuiteResult
+    from ..evaluation.results import SuiteResult
     from ..evaluation.suite import Suite
 
 
@@ -160,9 +160,13 @@ class HeldoutEvaluation:
         Raises:
             RookWorldError: On all processes, if one failed on too many rows, see `RewardGuard`.
         """
+        found: dict[str, Estimate] = {}
+        if not (own := self.trainer.reward_guard.own):
+            return found
+        from ..rewards.trial import score
+
         answered = list(zip(rows, self.completions, strict=True))
-        found = {}
-        for name, func in self.trainer.reward_guard.own.items():
+        for name, func in own.items():
             numbers = shared(answered, partial(score, self.trainer, func), f"held-out rows: {name}")
             self.trainer.reward_guard.failures(len(numbers))
             if values := [number for number in numbers if number is not None]:
@@ -183,17 +187,3 @@ class HeldoutEvaluation:
             for metric, found in result.metrics().items()
             if "/" not in metric
         }
-
-    def suites_before_and_after(
-        self, start: str, left_out: Mapping[str, str]
-    ) -> list[ModelResults]:
-        """The suites' results of the starting model, if it was measured, and of the latest evaluation.
-
-        Args:
-            start: The starting model's name.
-            left_out: The suites that were left out, with the reason.
-        """
-        from ..evaluation.results import ModelResults
-
-        measured = ((start, self.suites_before), (self.folder, self.suite_results))
-        return [ModelResults(str(name), r, left_out) for name, r in measured if r is not None]

@@ -131,7 +131,7 @@ def write_card(
             for metric, value in shares.items()
         ],
     )
-    from ..common.html import render  # at the end of a run
+    from ..common.templates import render  # at the end of a run
 
     report = run.data.report
     playing_first = sorted(TASKS.values(), key=lambda task: not task.needs_values)

@@ -11,11 +11,20 @@ from shlex import quote
 from typing import Any
 
 import yaml
+from datasets import Dataset
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 
 from ..common.errors import RookWorldError
+from ..tasks.metrics import Results, evaluate_completions
 from .checkpoints import MANIFEST, SAVING, best_beside, entry, step_of
-from .results import CARD, PROVENANCE, RESOLVED_CONFIG
+from .results import (
+    CARD,
+    HELDOUT_BEFORE,
+    OWN_REWARDS,
+    PROVENANCE,
+    RESOLVED_CONFIG,
+    heldout_results,
+)
 
 Changes = Mapping[str, Sequence[Any]]
 """Key → its value before, its value now; None if there is none."""
@@ -290,6 +299,26 @@ def sessions_of(run: Path) -> list[dict[str, Any]]:
     """The starts of a run, from its ``provenance.json``; none if there is no such file."""
     path = run / PROVENANCE
     return json.loads(path.read_text(encoding="utf-8"))["sessions"] if path.is_file() else []
+
+
+def starting_point(checkpoint: Path, heldout: Dataset) -> Results | None:
+    """The held-out results from before the first step of a checkpoint's run; None if it has none.
+
+    Raises:
+        RookWorldError: They were measured on other held-out rows, or by an earlier version.
+    """
+    if not (path := checkpoint.parent / HELDOUT_BEFORE).is_file():
+        return None
+    before = heldout_results(json.loads(path.read_text()), "before")
+    counted = {name: found.n for name, found in before.items() if not name.startswith(OWN_REWARDS)}
+    now: dict[str, Any] = evaluate_completions(heldout, [""] * len(heldout))
+    if counted != {name: now[name].n for name in now}:
+        raise RookWorldError(
+            f"the run in {path.parent} began with other held-out rows than this configuration gives; "
+            f"resume it with its own data settings, or start from its weights (--model_name_or_path "
+            f"{checkpoint}) in another output_dir"
+        )
+    return before
 
 
 # --------------------------------------------------------------------------------------------------

@@ -1,6 +1,4 @@
-"""The folder of a run: where to resume, what is there already, the starting results, and what a report
-needs.
-"""
+"""The folder of a run: where to resume, what is there already, and what a report needs."""
 
 from __future__ import annotations
 
@@ -16,8 +14,6 @@ from typing import Any
 
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
-from datasets import Dataset
-from peft import PeftConfig, PeftModel
 from transformers import PreTrainedModel, Trainer
 
 from ..common.errors import RookWorldError
@@ -26,18 +22,9 @@ from ..common.machine import machine
 from ..common.terminal import is_in_use
 from ..data.loading import EVAL_QUARANTINE, LoadedData
 from ..engine.truth import PolicyTruth
-from ..tasks.metrics import Results, evaluate_completions
 from ..tasks.registry import score_row
 from ..tasks.types import values_by_move
-from .results import (
-    ADAPTER,
-    CARD,
-    HELDOUT_BEFORE,
-    OWN_REWARDS,
-    PROVENANCE,
-    RESOLVED_CONFIG,
-    heldout_results,
-)
+from .results import ADAPTER, CARD, PROVENANCE, RESOLVED_CONFIG
 
 
 def resume_point(wish: str | None, output_dir: Path, resolved: str) -> Path | None:
@@ -129,26 +116,6 @@ def open_folder(output_dir: Path, keep: bool, resolved: str, quarantine: Path) -
 def quarantine_path(output_dir: Path) -> Path:
     """The file of malformed rows: beside the run's folder, which unusable data thus leave alone."""
     return output_dir.parent / f"{output_dir.name}.quarantine.jsonl"
-
-
-def starting_point(checkpoint: Path | None, heldout: Dataset) -> Results | None:
-    """The held-out results from before the first step of the run of a checkpoint; None for a new run.
-
-    Raises:
-        RookWorldError: They were measured on other held-out rows, or by an earlier version.
-    """
-    if checkpoint is None or not (path := checkpoint.parent / HELDOUT_BEFORE).is_file():
-        return None
-    before = heldout_results(json.loads(path.read_text()), "before")
-    counted = {name: found.n for name, found in before.items() if not name.startswith(OWN_REWARDS)}
-    now: dict[str, Any] = evaluate_completions(heldout, [""] * len(heldout))
-    if counted != {name: now[name].n for name in now}:
-        raise RookWorldError(
-            f"the run in {path.parent} began with other held-out rows than this configuration gives; "
-            f"resume it with its own data settings, or start from its weights (--model_name_or_path "
-            f"{checkpoint}) in another output_dir"
-        )
-    return before
 
 
 # --------------------------------------------------------------------------------------------------
@@ -255,7 +222,9 @@ def save_final(trainer: Trainer, folder: Path) -> None:
         trainer.save_model(str(folder))
         return
     if trainer.accelerator.is_main_process:
-        _save_adapter(network, folder / ADAPTER)
+        from ..models.adapters import save_adapter
+
+        save_adapter(network, folder / ADAPTER)
     merged: PreTrainedModel = network.merge_and_unload()
     if trainer.accelerator.is_main_process:
         merged.save_pretrained(folder)
@@ -268,14 +237,3 @@ def open_weights(folder: Path) -> None:
     """Let those read the weights in a folder whom the user's umask lets read."""
     for path in folder.rglob("*.safetensors"):
         open_to_others(path)
-
-
-def _save_adapter(network: PeftModel, folder: Path) -> None:
-    """Save the adapters alone. A base model in a folder is named without its path."""
-    network.save_pretrained(str(folder), selected_adapters=[network.active_adapter])
-    (folder / CARD).unlink(missing_ok=True)  # PEFT's draft
-    config = PeftConfig.from_pretrained(str(folder))
-    base = Path(config.base_model_name_or_path or "")
-    if base.name and base.is_dir():
-        config.base_model_name_or_path = base.resolve().name
-        config.save_pretrained(str(folder))

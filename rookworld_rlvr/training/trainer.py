@@ -12,6 +12,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from .callbacks import TableInterval, escape_for_terminal
 from .checkpoints import WholeCheckpoints
 from .heldout import HeldoutEvaluation
 from .model_card import OwnCard
-from .parts import aggregation
+from .parts import groups
 from .parts.part import Batch, Call, Part, Rows, Sampled, Scores
 from .parts.registry import parts_of, sampler_starts
 from .parts.sampling import draws_itself, rollout, samplings_of
@@ -43,6 +44,46 @@ PARTS_STATE = "control_state.json"  # in a checkpoint, what the parts have learn
 
 _BY_TOKEN = {f"clip_ratio/{which}_mean" for which in ("low", "high", "region")}
 _BY_TOKEN |= {"cispo_clip_ratio", "entropy"}
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The loss of a micro-batch, with its graph.
+
+    Attributes:
+        total: What is differentiated: the sum of the terms.
+        terms: Numbers by name: ``policy`` and, where they are on, ``entropy``, ``kl``, ``value``,
+            ``taught``, ``supervised``, and the terms of parts of the user's own.
+        call: The record of the call to TRL's loss, with the scores that it was computed from.
+    """
+
+    total: torch.Tensor
+    terms: Mapping[str, torch.Tensor]
+    call: Call
+
+
+def policy_and_entropy(loss: torch.Tensor, scores: Scores | None) -> dict[str, torch.Tensor]:
+    """TRL's loss as its policy term and, if there is one, the term of its entropy bonus.
+
+    The bonus is linear in the entropies, and the policy term does not depend on them.
+    """
+    entropies = None if scores is None else scores.entropies
+    if entropies is None or not (loss.requires_grad and entropies.requires_grad):
+        return {"policy": loss}
+    (slope,) = torch.autograd.grad(loss, entropies, retain_graph=True, allow_unused=True)
+    if slope is None:
+        return {"policy": loss}
+    bonus = (slope * entropies).sum()
+    return {"policy": loss - bonus, "entropy": bonus}
+
+
+def spread(loss: torch.Tensor) -> torch.Tensor:
+    """The same loss, but if it is not finite, then neither is its gradient.
+
+    So a step's gradient norm shows all that is not finite: on this process and, because processes add
+    up their gradients, on the others.
+    """
+    return loss * (1 + 0 * loss.detach())
 
 
 class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
@@ -138,9 +179,9 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         for part in self.parts.values():
             sampled = part.complete(sampled)
         self.sampled = {row["prompt"]: row for row in sampled.rows}
-        advantages = gather_object(aggregation.trained_advantages(sampled.batch).tolist())
+        advantages = gather_object(groups.trained_advantages(sampled.batch).tolist())
         logs = self.completion_log()
-        self.record(aggregation.group_metrics(sampled, self.num_generations, logs, advantages))
+        self.record(groups.group_metrics(sampled, self.num_generations, logs, advantages))
         return sampled.batch
 
     def sample_round(self, inputs: list[dict[str, Any]]) -> Sampled:
@@ -151,13 +192,13 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
             batch = super()._generate_and_score_completions(inputs)
         prompts = list(self._logs["prompt"])[-len(call.rewards) :: self.num_generations]
         call.tasks = [str(task_of(prompt)) for prompt in prompts]
-        self.record(aggregation.task_rewards(call.rewards, call.tasks))
+        self.record(groups.task_rewards(call.rewards, call.tasks))
         self.record({"health/unscored": call.rewards.isnan().cpu().double().mean().item()})
         for part in self.parts.values():
             part.extend(call, batch)
         # What rounding leaves of equal rewards is 0, so that nothing is computed for such groups.
         batch["advantages"] = torch.hardshrink(batch["advantages"], 1e-6).float()
-        signal = aggregation.have_signal(call.rewards, self.num_generations)
+        signal = groups.have_signal(call.rewards, self.num_generations)
         given = (~call.rewards.isnan()).view(len(signal), -1).any(1).tolist()
         silent = sum(some and not differs for some, differs in zip(given, signal, strict=True))
         # TRL looks at the deviation that it divides by, which may be the batch's.
@@ -198,7 +239,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         if rewards.device.type != "mps":  # Apple's GPUs have no double precision
             rewards = rewards.double()
         if self.call is not None:
-            self.call.rewards = aggregation.weighted(rewards, self.reward_weights)
+            self.call.rewards = groups.weighted(rewards, self.reward_weights)
         return rewards
 
     # --------------------------------------------------------------------------------------------
@@ -278,21 +319,21 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         self.regrouped = batches
         return batches[self._step % self.args.steps_per_generation]
 
-    def loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> aggregation.Loss:
+    def loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> Loss:
         """The loss of a micro-batch: TRL's, and the term of each part that has one."""
         call = Call(inputs=inputs, temperatures=inputs.get("temperature"))
         with self.within(call):  # TRL adds no KL term of its own: `parts.kl` has it
             total = super().compute_loss(model, inputs)
         if self.model.training:
             self._record_by_token(call, inputs)
-        terms = aggregation.policy_and_entropy(total, call.scores)
+        terms = policy_and_entropy(total, call.scores)
         for part in self.parts.values():
             if type(part).term is not Part.term:
                 found = part.term(self, call, inputs)
                 term = total.new_zeros(()) if found is None else found
                 terms[part.loss_term or type(part).__name__] = term
                 total = total + term
-        return aggregation.Loss(aggregation.spread(total), terms, call)
+        return Loss(spread(total), terms, call)
 
     def _record_by_token(self, call: Call, inputs: Mapping[str, Any]) -> None:
         """Tally by token what TRL logs as a mean of micro-batches, of which some may be empty."""
@@ -308,15 +349,15 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
             scored = mask * call.scored_rows(mask)
             self.tally("entropy", (call.scores.entropies.detach() * scored).sum(), scored.sum())
 
-    def _record_terms(self, loss: aggregation.Loss, inputs: Mapping[str, Any]) -> None:
+    def _record_terms(self, loss: Loss, inputs: Mapping[str, Any]) -> None:
         """Tally the terms of the loss, and the means of log-probs and advantages."""
         for name, term in loss.terms.items():
             self.tally(f"loss/{name}", term, 1 / self.current_gradient_accumulation_steps)
-        mask = inputs["completion_mask"] * aggregation.sampled_rows(inputs)
+        mask = inputs["completion_mask"] * groups.sampled_rows(inputs)
         mask = mask * loss.call.scored_rows(mask)
         assert loss.call.scores is not None
         self.tally("mean_logp", (loss.call.scores.logps.detach() * mask).sum(), mask.sum())
-        advantages = aggregation.trained_advantages(inputs)
+        advantages = groups.trained_advantages(inputs)
         self.tally("mean_advantage", advantages.sum(), advantages.numel())
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from .. import __version__
 from ..common.errors import RookWorldError
 from ..common.files import shipped
-from ..common.html import render
+from ..common.templates import render
 
 _APP = """\
 import threading

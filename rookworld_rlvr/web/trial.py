@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from ..common.errors import ConfigurationError, RookWorldError
-from ..common.own import is_own
+from ..common.files import is_own
 from ..rewards.registry import check_reward_specs, open_rewards, specs_of
 from ..tasks.registry import TASKS, task_of
 from ..tasks.types import Values
@@ -97,7 +97,7 @@ def try_rewards(
     import torch  # with what follows, it takes seconds
 
     from ..training.parts.advantages import scaled
-    from ..training.parts.aggregation import weighted
+    from ..training.parts.groups import weighted
 
     is_foreign = any(isinstance(spec, dict) and is_own(spec.get("name")) for spec in specs)
     rewards, weights = (_apart if is_foreign else _scored)([row] * len(answers), answers, specs)

@@ -21,7 +21,7 @@ import torch
 from torch import distributed
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
-from rookworld_rlvr.cli import run
+from rookworld_rlvr.cli import failures
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
@@ -63,7 +63,7 @@ def gloo_threads(seconds: float = 0) -> list[str]:
 
 def fails(argv: Sequence[str], error: BaseException, delay: float) -> None:
     """A script's `main` that waits before it raises."""
-    run._PATIENCE_S = 5.0
+    failures._PATIENCE_S = 5.0
     time.sleep(delay)
     raise error
 

@@ -24,11 +24,11 @@ def read(picture: str) -> ElementTree.Element:
 
 
 def policy_board(completion: str, values: dict[str, int] | None = None) -> str:
-    return TASKS["policy"].board({"fen": START}, completion, values)
+    return TASKS["policy"].board({"prompt": "", "fen": START}, completion, values)
 
 
 def environment_boards(completion: str) -> str:
-    return TASKS["environment"].board({"fen": START, "action": "e2e4"}, completion)
+    return TASKS["environment"].board({"prompt": "", "fen": START, "action": "e2e4"}, completion)
 
 
 def words(picture: str) -> str:

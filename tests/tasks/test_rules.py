@@ -3,7 +3,7 @@
 import pytest
 
 from rookworld_rlvr.common.errors import IllegalPositionError
-from rookworld_rlvr.tasks import rules
+from rookworld_rlvr.tasks import positions, rules
 from rookworld_rlvr.tasks.types import EnvironmentAnswer
 
 from ..rows import AFTER_E4, START
@@ -223,4 +223,4 @@ def test_an_en_passant_square_makes_another_position_where_a_capture_is_legal() 
     ],
 )
 def test_phases(fen: str, phase: str) -> None:
-    assert rules.phase(fen) == phase
+    assert positions.phase(fen) == phase

@@ -14,8 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2LMHeadModel, TrainerCallback
 
-from rookworld_rlvr.common.errors import ConfigurationError, is_disk_full
-from rookworld_rlvr.training.checkpoints import check_layout, seal
+from rookworld_rlvr.cli.failures import is_disk_full
+from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.training.checkpoints import seal
+from rookworld_rlvr.training.layouts import check_layout
 from rookworld_rlvr.training.resuming import checkpoints, damage, last_whole
 
 from ..killed import log

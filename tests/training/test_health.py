@@ -23,7 +23,7 @@ from rookworld_rlvr.training.health import (
     HealthMonitor,
     batch_health,
 )
-from rookworld_rlvr.training.parts.aggregation import task_rewards
+from rookworld_rlvr.training.parts.groups import task_rewards
 
 Log = dict[str, Any]
 

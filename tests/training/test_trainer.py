@@ -24,7 +24,7 @@ from rookworld_rlvr.models import gpt2, loading
 from rookworld_rlvr.models.decoding import complete
 from rookworld_rlvr.models.gpt2 import disable_dropout
 from rookworld_rlvr.tasks.metrics import evaluate_completions
-from rookworld_rlvr.tasks.rules import double_step_square
+from rookworld_rlvr.tasks.positions import double_step_square
 from rookworld_rlvr.training import callbacks
 from rookworld_rlvr.training.preflight import (
     TOLERANCE_FP32,

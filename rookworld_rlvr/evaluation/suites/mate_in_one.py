@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...data import synthesis
 from ...data.loading import HELDOUT_SHARE, is_held_out
-from ...tasks import rules
+from ...tasks import positions, rules
 from ...tasks.policy import write_policy_prompt
 from ..suite import PromptSuite, packaged
 from .games import read_reply
@@ -23,7 +23,7 @@ class MateInOneSuite(PromptSuite[str]):
     version = 1
     grouped = ("mate",)  # by side to move
 
-    groups = rules.SIDES
+    groups = positions.SIDES
 
     def __init__(self, suite_rows: int, suite_seed: int) -> None:
         super().__init__(_made(suite_rows, suite_seed), suite_seed)
@@ -34,7 +34,7 @@ class MateInOneSuite(PromptSuite[str]):
 
     def groups_of(self, name: str) -> list[str]:
         """See `PromptSuite`."""
-        return [rules.side_to_move(name)]
+        return [positions.side_to_move(name)]
 
     @staticmethod
     def judge(item: str, completion: str) -> dict[str, float]:
@@ -44,7 +44,7 @@ class MateInOneSuite(PromptSuite[str]):
         return {
             "invalid": float(not reply.readable),
             "legal": float(move is not None),
-            "mate": float(move in rules.mating_moves(item)),
+            "mate": float(move in positions.mating_moves(item)),
         }
 
 

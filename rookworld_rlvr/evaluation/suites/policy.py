@@ -11,7 +11,7 @@ from typing import Any
 from ...data.loading import HELDOUT_SHARE, is_held_out
 from ...data.parsing import parse_rows, raw_rows
 from ...data.sources import PACKAGED_DATA, SourceArguments, dataset_file, values_line
-from ...tasks import rules
+from ...tasks import positions
 from ...tasks.policy import (
     POLICY,
     evaluation_pairs,
@@ -42,7 +42,7 @@ class PolicySuite(PromptSuite[Values]):
     # By side to move and phase.
     grouped = ("expected_score", "legal", "best_move", "win_probability_loss")
 
-    groups = (*rules.SIDES, *rules.PHASES)
+    groups = (*positions.SIDES, *positions.PHASES)
 
     def __init__(self, suite_rows: int, suite_seed: int) -> None:
         sources = {line for name in PACKAGED_DATA if (line := values_line(dataset_file(name)))}
@@ -55,7 +55,7 @@ class PolicySuite(PromptSuite[Values]):
 
     def groups_of(self, name: str) -> list[str]:
         """See `PromptSuite`."""
-        return [rules.side_to_move(name), rules.phase(name)]
+        return [positions.side_to_move(name), positions.phase(name)]
 
     @staticmethod
     def judge(item: Values, completion: str) -> dict[str, float]:
@@ -108,7 +108,7 @@ def _balanced(known: Mapping[str, Values], rows: int, seed: int) -> dict[str, Va
     """At most so many positions, spread over the phases as evenly as possible."""
     by_phase: dict[str, list[str]] = {}
     for fen in sorted(known):
-        by_phase.setdefault(rules.phase(fen), []).append(fen)
+        by_phase.setdefault(positions.phase(fen), []).append(fen)
     for index, phase in enumerate(sorted(by_phase)):
         random.Random(f"{seed} {index}").shuffle(by_phase[phase])
     turns = chain.from_iterable(zip_longest(*(by_phase[phase][::-1] for phase in sorted(by_phase))))

@@ -14,7 +14,7 @@ import pyarrow
 from pyarrow import csv
 
 from ...common.stats import draw
-from ...tasks import rules
+from ...tasks import positions, rules
 from ..suite import Answerer, Judged, Suite, SuiteUnavailableError, packaged
 from .games import ask_moves
 
@@ -96,7 +96,7 @@ def solve(model: Answerer, puzzles: Sequence[Puzzle]) -> list[dict[str, float]]:
         for (puzzle, board, values), reply in zip(running, replies, strict=True):
             rest = puzzle.line[len(board.move_stack) :]
             right = reply.move is not None and (
-                reply.move == rest[0] or rules.gives_mate(board, reply.move)
+                reply.move == rest[0] or positions.gives_mate(board, reply.move)
             )
             if not board.move_stack:
                 values["invalid"] = float(not reply.readable)

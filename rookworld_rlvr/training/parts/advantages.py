@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .aggregation import STD_EPSILON, deviations
+from .groups import STD_EPSILON, deviations
 from .part import Batch, Call, Part
 
 

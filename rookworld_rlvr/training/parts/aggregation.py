@@ -1,129 +1,14 @@
-"""Rewards of groups, the loss as its named terms, and how TRL sums such a term over tokens."""
+"""How TRL sums a term of the loss over tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from trl.trainer.utils import nanstd
-
-from ..health import batch_health
-from .part import Call, Sampled, Scores
-
-STD_EPSILON = 1e-4  # TRL's
-
-STD_THRESHOLD = 1e-6  # a group has no signal if its rewards deviate no more than this
 
 # TRL's losses that are a mean over completions, masked ones included.
 MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
-
-
-# --------------------------------------------------------------------------------------------------
-# Rewards
-# --------------------------------------------------------------------------------------------------
-def deviations(values: torch.Tensor) -> torch.Tensor:
-    """Sample standard deviation ``(P, 1)`` of each row of ``(P, G)``, ignoring nan; 0 of one value."""
-    return nanstd(values, dim=1, keepdim=True).nan_to_num(0.0)
-
-
-def weighted(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Total rewards ``(N,)`` from those of each function ``(N, F)``; nan if no function gave one."""
-    summed = (rewards * weights.to(rewards.device)).nansum(dim=1)
-    summed[rewards.isnan().all(dim=1)] = torch.nan
-    return summed
-
-
-def have_signal(rewards: torch.Tensor, size: int) -> list[bool]:
-    """Which groups of `size` completions have rewards ``(N,)`` that differ."""
-    return (deviations(rewards.view(-1, size)).flatten() > STD_THRESHOLD).tolist()
-
-
-def sampled_rows(inputs: Mapping[str, Any]) -> torch.Tensor:
-    """Which completions were sampled and not taught, ``(B, 1)``."""
-    taught = inputs.get("taught", torch.zeros_like(inputs["completion_mask"][:, 0]))
-    return ~taught.bool().unsqueeze(1)
-
-
-def trained_advantages(batch: Mapping[str, Any]) -> torch.Tensor:
-    """The advantages ``(A,)`` of the completions that are trained on, or of their tokens."""
-    advantages = batch["advantages"] + batch.get("taught_advantages", 0.0)
-    mask = batch["completion_mask"].bool()
-    kept: torch.Tensor = advantages[mask if advantages.dim() > 1 else mask.any(1)]
-    return kept / batch.get("row_scale", 1)
-
-
-def task_rewards(rewards: torch.Tensor, tasks: Sequence[str]) -> dict[str, float]:
-    """Mean rewards ``(N,)`` by task, from the tasks of their groups."""
-    groups = rewards.cpu().view(len(tasks), -1)
-    rows = {task: torch.tensor([name == task for name in tasks]) for task in sorted({*tasks})}
-    return {f"reward/{task}": groups[own].nanmean().item() for task, own in rows.items()}
-
-
-def group_metrics(
-    sampled: Sampled, size: int, log: Mapping[tuple[str, str], Any], advantages: Sequence[float]
-) -> dict[str, float]:
-    """Shares of groups without signal, and numbers for the health rules.
-
-    Args:
-        sampled: What is trained on.
-        size: Completions of a group.
-        log: The log of the completions that are trained on, see `Sampled.logs`.
-        advantages: Those of all processes that are trained on, see `trained_advantages`.
-    """
-    numbers = {
-        "zero_variance/sampled": 1 - sum(sampled.drawn) / len(sampled.drawn),
-        "zero_variance/trained": 1 - torch.tensor(sampled.signal).float().mean().item(),
-        "zero_variance/extra_prompts": len(sampled.drawn) - len(sampled.signal),
-    }
-    tasks = [task for task in sampled.tasks for _ in range(size)]
-    texts, prompts = list(log["completion", ""]), list(log["prompt", ""])
-    trained = torch.tensor(advantages or [0.0])
-    return numbers | batch_health(sampled.rewards.cpu(), trained, texts, tasks, size, prompts)
-
-
-# --------------------------------------------------------------------------------------------------
-# Loss
-# --------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """The loss of a micro-batch, with its graph.
-
-    Attributes:
-        total: What is differentiated: the sum of the terms.
-        terms: Numbers by name: ``policy`` and, where they are on, ``entropy``, ``kl``, ``value``,
-            ``taught``, ``supervised``, and the terms of parts of the user's own.
-        call: The record of the call to TRL's loss, with the scores that it was computed from.
-    """
-
-    total: torch.Tensor
-    terms: Mapping[str, torch.Tensor]
-    call: Call
-
-
-def policy_and_entropy(loss: torch.Tensor, scores: Scores | None) -> dict[str, torch.Tensor]:
-    """TRL's loss as its policy term and, if there is one, the term of its entropy bonus.
-
-    The bonus is linear in the entropies, and the policy term does not depend on them.
-    """
-    entropies = None if scores is None else scores.entropies
-    if entropies is None or not (loss.requires_grad and entropies.requires_grad):
-        return {"policy": loss}
-    (slope,) = torch.autograd.grad(loss, entropies, retain_graph=True, allow_unused=True)
-    if slope is None:
-        return {"policy": loss}
-    bonus = (slope * entropies).sum()
-    return {"policy": loss - bonus, "entropy": bonus}
-
-
-def spread(loss: torch.Tensor) -> torch.Tensor:
-    """The same loss, but if it is not finite, then neither is its gradient.
-
-    So a step's gradient norm shows all that is not finite: on this process and, because processes add
-    up their gradients, on the others.
-    """
-    return loss * (1 + 0 * loss.detach())
 
 
 def aggregate(trainer: Any, per_token: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:

@@ -34,7 +34,8 @@ from typing import Any
 
 import torch
 
-from .aggregation import aggregate, log_importance, sampled_rows
+from .aggregation import aggregate, log_importance
+from .groups import sampled_rows
 from .part import Call, Part
 from .registry import KLEstimator, PartArguments, arguments_of
 

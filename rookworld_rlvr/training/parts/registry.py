@@ -16,7 +16,6 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from ...common.errors import ConfigurationError
-from ...common.own import load_own_class
 from ...common.settings import Bounds, each, record_faults, setting, share_bounds, value_faults
 from ...evaluation.registry import SUITE_HEADLINES
 from ...models.decoding import adds_tokens, language_model
@@ -71,10 +70,16 @@ def _own_part_faults(names: Sequence[str], where: str) -> list[str]:
     faults = []
     for name in names:
         try:
-            load_own_class(name, where, Part)
+            _own_part(name, where)
         except ConfigurationError as error:
             faults += error.faults
     return faults
+
+
+def _own_part(name: str, where: str) -> type[Part]:
+    from ...common.own import load_own_class
+
+    return load_own_class(name, where, Part)  # type: ignore[no-any-return]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -385,7 +390,7 @@ def _shares_prompts(trainer: Any, args: PartArguments) -> bool:
 # Parts are made, and do what they do, in this order: advantages before what moves them to other terms,
 # and shared prompts after the readers of hidden states.
 _PARTS: dict[str, tuple[str, Callable[[Any, PartArguments], Any]]] = {
-    "task_sampling": ("sampling.TaskSampling", lambda _, args: args.task_sampling is not None),
+    "task_sampling": ("task_sampling.TaskSampling", lambda _, args: args.task_sampling is not None),
     "kl": ("kl.KLTerm", lambda trainer, _: trainer.has_reference),
     "advantages": ("advantages.Baseline", lambda _, args: args.baseline != "group_mean"),
     "value_head": ("value_head.ValueHead", lambda _, args: args.advantage_estimator == "gae"),
@@ -419,7 +424,7 @@ def parts_of(trainer: Any) -> dict[str, Part]:
             file, kind = path.split(".")
             found[name] = getattr(import_module(f"{__package__}.{file}"), kind)(trainer)
     for name in args.parts_from:
-        found[name] = load_own_class(name, "parts_from", Part)(trainer)
+        found[name] = _own_part(name, "parts_from")(trainer)
     return found
 
 

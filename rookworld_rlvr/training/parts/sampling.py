@@ -11,14 +11,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from ...common.errors import RookWorldError
 from ...models.decoding import Drawn, decode, language_model, only_generate
 from ...tasks.registry import TASKS
 from ...tasks.task import Sampling
 from ..answering import whole_network
-from .part import Batch, Call, Part
 from .registry import arguments_of
 
 # A model's own generation settings that our loop follows, or that do not change which tokens come.
@@ -130,31 +127,3 @@ def rollout(
 def backbone(network: Any) -> Any:
     """The module that computes the hidden states which the head reads, also inside of adapters."""
     return language_model(network).base_model
-
-
-class TaskSampling(Part):
-    """Uses each task's own temperature for its rows when they are scored; `rollout` samples so.
-
-    TRL divides all logits by one temperature. The logits are linear in the hidden states, so these are
-    scaled such that each row's logits end up divided by its own temperature.
-
-    Args:
-        trainer: The `RookWorldGRPOTrainer`.
-    """
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-        for network in trainer.networks():
-            backbone(network).register_forward_hook(self._scale_hidden_states)
-
-    def extend(self, call: Call, batch: Batch) -> None:
-        """Add the rows' temperatures."""
-        batch["temperature"] = call.temperatures
-
-    def _scale_hidden_states(self, module: torch.nn.Module, args: Any, output: Any) -> Any:
-        rows = self._trainer.being_scored
-        if rows is not None and rows.temperatures is not None:
-            states = output.last_hidden_state  # (b, T, D)
-            scale = (self._trainer.temperature / rows.temperatures).view(-1, 1, 1)
-            output.last_hidden_state = states * scale.to(states.dtype)
-        return output

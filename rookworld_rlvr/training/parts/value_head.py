@@ -16,7 +16,8 @@ import torch
 
 from ...common.files import open_to_others
 from ...models.decoding import language_model
-from .aggregation import STD_EPSILON, aggregate
+from .aggregation import aggregate
+from .groups import STD_EPSILON
 from .part import Batch, Call, Part, Rows, whole
 from .sampling import backbone
 

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from trl.trainer.utils import pad
 
-from .aggregation import MEAN_OVER_ROWS, STD_EPSILON, deviations, on_all
+from .aggregation import MEAN_OVER_ROWS, on_all
+from .groups import STD_EPSILON, deviations
 from .part import Batch, Part, Sampled
 
 # Columns and their sums over all processes.

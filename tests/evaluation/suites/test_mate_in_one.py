@@ -5,7 +5,7 @@ import pytest
 
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
 from rookworld_rlvr.evaluation.suites.mate_in_one import MateInOneSuite
-from rookworld_rlvr.tasks import rules
+from rookworld_rlvr.tasks import positions, rules
 
 from ...scripted import GARBAGE, policy_text
 
@@ -29,7 +29,7 @@ def test_any_mate_counts_as_one(completion: str, expected: dict[str, float]) -> 
 def test_a_mate_by_castling_counts_however_it_is_written(move: str) -> None:
     """Ed. Lasker against Thomas, London 1912: 18. Kd2 mates, and so would have 18. O-O-O."""
     fen = "rn3r2/pbppq1p1/1p2pN2/8/3P2NP/6P1/PPP1BP1R/R3K1k1 w Q - 5 18"
-    assert set(rules.mating_moves(fen)) == {"e1c1", "e1d2"}
+    assert set(positions.mating_moves(fen)) == {"e1c1", "e1d2"}
     assert MateInOneSuite.judge(fen, policy_text(move))["mate"] == 1
 
 

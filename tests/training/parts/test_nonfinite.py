@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.training.parts.aggregation import spread
 from rookworld_rlvr.training.parts.part import Part
+from rookworld_rlvr.training.trainer import spread
 
 from ...conftest import NOT_KEPT
 

@@ -1,0 +1,182 @@
+"""How a script fails: what it says, and how all of several processes end when one fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import threading
+import time
+from collections.abc import Collection
+from datetime import timedelta
+
+from ..common.errors import RookWorldError
+from ..common.terminal import printable
+
+EXIT_BAD_INPUT = 2
+
+
+# --------------------------------------------------------------------------------------------------
+# Memory or disk that has run out, recognised by what libraries say
+# --------------------------------------------------------------------------------------------------
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+_NO_MEMORY = ("out of memory", "DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+# safetensors passes the system's words on; torch says only where in its own code a write failed.
+_NOT_WRITTEN = (
+    *(f"os error {number}" for number in _FULL),
+    "PytorchStreamWriter",
+    "unexpected pos",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the memory of a GPU or of the machine has run out.
+
+    >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+    True
+    """
+    if isinstance(error, RuntimeError):
+        return any(words in str(error) for words in _NO_MEMORY)
+    return isinstance(error, MemoryError)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether a file could not be written for lack of space, or beyond a quota or a limit.
+
+    >>> (
+    ...     is_disk_full(OSError(28, "No space left on device")),
+    ...     is_disk_full(OSError(2, "No such file")),
+    ... )
+    (True, False)
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _FULL
+    return any(words in str(error) for words in _NOT_WRITTEN)
+
+
+_OF_MEMORY = ("batch_size", "max_completion_length", "max_length")
+
+
+def text_of(error: Exception, keys: Collection[str]) -> str | None:
+    """What to say of bad input, or if memory or disk has run out; None for other errors.
+
+    Args:
+        error: What was raised.
+        keys: The script's.
+    """
+    if isinstance(error, RookWorldError):
+        return str(error)
+    said = " ".join(str(error).split())[:200] or type(error).__name__
+    sizes = (key for key in keys if key.startswith("per_device_") or key in _OF_MEMORY)
+    if is_disk_full(error):
+        text = f"the disk is full ({said}); free some space"
+    elif is_out_of_memory(error):
+        text = f"out of memory ({said}); lower {' or '.join(sorted(sizes)) or 'the amount of work'}"
+    else:
+        return None
+    again = ", and run again with --resume_from_checkpoint auto to go on from the last checkpoint"
+    return text + (again if "resume_from_checkpoint" in keys else "")
+
+
+# --------------------------------------------------------------------------------------------------
+# Several processes
+# --------------------------------------------------------------------------------------------------
+_POLL_S = 3.0
+
+
+_PATIENCE_S = 20.0  # how long a process may take to end by itself: W&B, engines, a last collective
+
+
+_AFTER_THE_FIRST_S = 1.0  # its message and its exit code are those of the run
+
+
+_CONNECT_S = 30.0
+
+
+class Others:
+    """The other processes of a run, by the store of torch's launcher, which outlives them.
+
+    When one fails, all end. A launcher ends the processes of its own machine only. Those on other
+    machines would go on to their next collective, and with NCCL they would wait there until it times
+    out. So a thread looks in the store for the failure of another process, and ends this one if it does
+    not end by itself.
+    """
+
+    def __init__(self) -> None:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        self._rank = int(os.environ["RANK"])
+        # `torchrun` may restart a run's processes, under the same store.
+        self._key = f"rookworld/failed/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        wait = timedelta(seconds=_CONNECT_S)
+        self._store = TCPStore(address, port, is_master=False, timeout=wait)
+        self._ended = threading.Event()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def end(self) -> None:
+        """This process ends by itself."""
+        self._ended.set()
+
+    def failed(self, error: Exception, command: str) -> int:
+        """Print why a script ends on several processes: on the first one that fails, once.
+
+        Args:
+            error: What this process has raised.
+            command: How the script is called.
+
+        Returns:
+            This process's exit code.
+        """
+        known = isinstance(error, RookWorldError)
+        code = EXIT_BAD_INPUT if known else 1
+        first = self._told(error, code)
+        if first:
+            self._say_why(first)
+        elif first is None and known:
+            print(f"{command}: {printable(str(error))}", file=sys.stderr, flush=True)
+        elif first is None:
+            sys.excepthook(type(error), error, error.__traceback__)  # W&B's and torch's too
+        return code
+
+    def _told(self, error: Exception, code: int) -> str | None:
+        """Tell the others that this process fails, and ends with `code` within some seconds.
+
+        Returns:
+            What failed before on another process, empty if it was the same; None if this is the first.
+        """
+        self._ended.set()
+        last = threading.Timer(_PATIENCE_S, os._exit, [code])
+        last.daemon = True
+        last.start()
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        mine = f"process {self._rank} failed ({said})"
+        try:
+            first = self._store.compare_set(self._key, "", mine).decode(errors="replace")
+        except Exception:  # the launcher is gone, and nobody is left to listen
+            return None
+        if first == mine:
+            return None
+        time.sleep(_AFTER_THE_FIRST_S)
+        return "" if first.endswith(f"failed ({said})") else first
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_POLL_S):
+            try:
+                if not self._store.check([self._key]):
+                    continue
+                first = self._store.get(self._key).decode(errors="replace")
+            except Exception:  # the launcher is gone
+                return
+            if not self._ended.wait(_PATIENCE_S):
+                self._say_why(first)
+                os._exit(1)
+
+    @staticmethod
+    def _say_why(first: str) -> None:
+        """Print in one line why this process ends because of another one."""
+        print(f"process {os.environ['RANK']} ends, because {first}", file=sys.stderr, flush=True)
