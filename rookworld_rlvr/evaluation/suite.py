@@ -246,7 +246,8 @@ def suite_class(name: str) -> type[Suite]:
 def register_own_suite(name: str) -> None:
     """Add a user's own suite, named as ``path/to/file.py:Class``; naming it again changes nothing.
 
-    Its constructor takes keys of `SuiteArguments` by their names, and `engine_args`.
+    Its constructor takes keys of `SuiteArguments` by their names, `engine_args`, and `model_args`, which
+    is None outside of `rookworld evaluate`.
 
     Raises:
         ConfigurationError: It could not be loaded, is not a suite, or its name is taken.
@@ -270,7 +271,8 @@ def open_suites(
     Args:
         args: Which suites, and how much of each.
         engine_args: The engine, for suites that need one.
-        model_args: The `ModelArguments` of the models under test, for suites with a model of their own.
+        model_args: The `ModelArguments` of the models under test, for suites with a model of their own;
+            None for the defaults.
     """
     given = {**vars(args), "engine_args": engine_args, "model_args": model_args}
     suites: list[Suite] = []

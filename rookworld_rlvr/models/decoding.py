@@ -402,7 +402,7 @@ class Chooser:
 
     @property
     def needs_draw(self) -> bool:
-        """Whether `generate` must draw from the scores; else there is nothing to draw, or rows do."""
+        """Whether `generate` must draw; else nothing is drawn, or each row draws here by its seed."""
         return self._draws and self._streams is None
 
     def __call__(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -607,7 +607,7 @@ def _linear(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 # transformers' own loop
 # --------------------------------------------------------------------------------------------------
 class _Processor(LogitsProcessor):
-    """A `Chooser` for `generate`: scores divided by temperatures and cut, or the token drawn alone."""
+    """A `Chooser` for `generate`: scales and cuts scores, and leaves one token if rows draw by seed."""
 
     def __init__(self, chooser: Chooser) -> None:
         self.chooser = chooser

@@ -170,7 +170,7 @@ def elo_difference(score: Estimate) -> Estimate | None:
 
 @packaged
 class VersusModelSuite(MatchSuite):
-    """Games against another model, which answers as the model under test does; see `MatchSuite`.
+    """Games against another model, which answers as `model_args` say; see `MatchSuite`.
 
     Both play as in a chess program: illegal and unreadable moves are replaced. From one position, two
     greedy models always play the same game, so more games need more openings, not repetitions.
@@ -179,7 +179,7 @@ class VersusModelSuite(MatchSuite):
         suite_games: How many.
         suite_seed: Decides openings.
         opponent: A packaged model's name, a folder, a Hub id, or ``random``.
-        model_args: How it answers; None for greedily.
+        model_args: How the models under test answer, and so the opponent; None for the defaults.
 
     Raises:
         SuiteUnavailableError: No opponent was given.
@@ -187,7 +187,7 @@ class VersusModelSuite(MatchSuite):
     """
 
     name = "versus_model"
-    version = 1
+    version = 2
 
     def __init__(
         self,
@@ -200,7 +200,8 @@ class VersusModelSuite(MatchSuite):
         if not opponent:
             raise SuiteUnavailableError("there is no opponent; give one with --opponent")
         self.opponent = opponent
-        self._player = open_model(opponent, model_args or ModelArguments())
+        how = model_args or ModelArguments()
+        self._player = open_model(opponent, replace(how, model_revision="main"))
 
     def opponent_choices(self, games: Sequence[Game]) -> list[Choice]:
         """See `MatchSuite`."""

@@ -4,7 +4,7 @@ import json
 import random
 import subprocess
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -296,9 +296,10 @@ def test_the_opponent_answers_as_the_model_under_test_does(monkeypatch: pytest.M
         return Scripted({})
 
     monkeypatch.setattr(matches, "open_model", opens)
-    args, how = SuiteArguments(suites=["versus_model"], opponent="rookworld-nano"), ModelArguments()
+    args = SuiteArguments(suites=["versus_model"], opponent="rookworld-nano")
+    how = ModelArguments(max_new_tokens=9, decoding="sampled", model_revision="of the other")
     open_suites(args, NO_ENGINE, how)
-    assert opened == [("rookworld-nano", how)]
+    assert opened == [("rookworld-nano", replace(how, model_revision="main"))]
 
 
 def test_a_match_between_models_by_hand(
