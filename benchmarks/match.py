@@ -12,6 +12,7 @@ import argparse
 import time
 
 from rookworld_rlvr.evaluation.models import ModelArguments, open_model
+from rookworld_rlvr.evaluation.results import SuiteResult
 from rookworld_rlvr.evaluation.suites.matches import VersusModelSuite
 
 
@@ -28,18 +29,20 @@ def main() -> None:
     suite = VersusModelSuite(args.games, 0, args.opponent, model_args)
     every = dict(suite.items)
 
-    def minutes(*batches: list[str]) -> float:
+    def played(*batches: list[str]) -> tuple[float, SuiteResult]:
+        """The minutes of some batches of games, and the last one's result."""
         started = time.perf_counter()
         for names in batches:
             suite.items = {name: every[name] for name in names}
-            suite.run(model)
-        return (time.perf_counter() - started) / 60
+            result = suite.run(model)
+        return (time.perf_counter() - started) / 60, result
 
     some = list(every)[:: max(1, args.games // args.alone)][: args.alone]
-    minutes(some[:2])  # warm
-    alone = len(some) / minutes(*([name] for name in some))
-    together = len(every) / minutes(list(every))
-    result = suite.run(model).metrics()
+    played(some[:2])  # warm
+    minutes, _ = played(*([name] for name in some))
+    alone = len(some) / minutes
+    minutes, match = played(list(every))
+    together, result = len(every) / minutes, match.metrics()
     print(f"one game at a time: {alone:.1f} games a minute ({len(some)} games)")
     print(f"all in one batch:   {together:.1f} games a minute ({len(every)} games)")
     print(f"ratio: {together / alone:.1f}")

@@ -37,7 +37,6 @@ def adapted(model: PreTrainedModel, targets: str | list[str]) -> str | list[str]
 def save_adapter(network: PeftModel, folder: Path) -> None:
     """Save the adapters alone. A base model in a folder is named without its path."""
     network.save_pretrained(str(folder), selected_adapters=[network.active_adapter])
-    (folder / "README.md").unlink(missing_ok=True)  # PEFT's draft
     config = PeftConfig.from_pretrained(str(folder))
     base = Path(config.base_model_name_or_path or "")
     if base.name and base.is_dir():

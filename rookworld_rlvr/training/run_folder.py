@@ -225,6 +225,7 @@ def save_final(trainer: Trainer, folder: Path) -> None:
         from ..models.adapters import save_adapter
 
         save_adapter(network, folder / ADAPTER)
+        (folder / ADAPTER / CARD).unlink(missing_ok=True)  # PEFT's draft
     merged: PreTrainedModel = network.merge_and_unload()
     if trainer.accelerator.is_main_process:
         merged.save_pretrained(folder)
