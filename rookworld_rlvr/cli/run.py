@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..common.errors import RookWorldError
+from ..common.errors import EXIT_INTERRUPTED, RookWorldError
 from ..common.terminal import printable, unwatch_ctrl_c
 from ..models.loading import PACKAGED_MODEL
 
@@ -44,9 +44,6 @@ MODULES["web"] = "rookworld_rlvr.web.app"
 
 NEUTRAL = ("rewards", "dataset_name", "dtype", "bf16")
 """The keys of the packaged model's recipe that serve any other model too."""
-
-
-EXIT_INTERRUPTED = 130
 
 
 # TRL 1.16 itself uses these deprecated names, so the user can do nothing about the warning.

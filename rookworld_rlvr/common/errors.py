@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+EXIT_INTERRUPTED = 130  # as a shell gives that of Ctrl-C
+
 
 class RookWorldError(ValueError):
     """Base of this package's errors. The message gives the bad value, the reason and the remedy."""

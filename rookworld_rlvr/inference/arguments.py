@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import chess
 
-from ..common.errors import RookWorldError
+from ..common.errors import EXIT_INTERRUPTED, RookWorldError
 from ..common.terminal import printable, wrapped
 from ..models.loading import PACKAGED_MODEL, check_model_name
 from .model import RookWorld
@@ -58,7 +58,7 @@ def run(command: str, work: Callable[[], object]) -> int:
         print(f"rookworld {command}: {printable(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
     return 0
 
 

@@ -368,7 +368,7 @@ class PolicyTask(Task):
         """See `Task`: the position, the model's moves and the engine's best."""
         from .boards import policy_board  # only pictures need it
 
-        answer = self.answer_or_fault(row["prompt"], completion)
+        answer = self.answer_or_fault("", completion)  # may be of a position alone
         return policy_board(row["fen"], answer, values)
 
 

@@ -12,13 +12,13 @@ import argparse
 import os
 import socket
 import sys
-import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..common.errors import RookWorldError
+from ..common.errors import EXIT_INTERRUPTED, RookWorldError
 from ..inference.arguments import model_parser, run
 from ..models.loading import check_model_name
 
@@ -56,7 +56,8 @@ def serve(args: argparse.Namespace) -> None:
     print("starting the page ...", flush=True)  # gradio takes seconds to import
     launch(args.model, Path(args.runs), args.host, port)
     print(f"the page is at http://{args.host}:{port} (Ctrl-C ends it)", flush=True)
-    threading.Event().wait()
+    while True:
+        time.sleep(1)
 
 
 def free_port(host: str, first: int, count: int = 10) -> int:
@@ -110,4 +111,7 @@ def launch(models: Sequence[str], runs: Path, host: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    if code == EXIT_INTERRUPTED:  # at once: a full end may wait for a thread that loads torch
+        os._exit(code)
+    raise SystemExit(code)

@@ -24,7 +24,7 @@ def read(picture: str) -> ElementTree.Element:
 
 
 def policy_board(completion: str, values: dict[str, int] | None = None) -> str:
-    return TASKS["policy"].board({"prompt": "", "fen": START}, completion, values)
+    return TASKS["policy"].board({"fen": START}, completion, values)
 
 
 def environment_boards(completion: str) -> str:
