@@ -32,7 +32,7 @@ import torch
 
 from rookworld_rlvr.common.errors import NotationError, RookWorldError
 from rookworld_rlvr.data import synthesis
-from rookworld_rlvr.engine.arguments import EngineArguments
+from rookworld_rlvr.engine import EngineArguments
 from rookworld_rlvr.engine.labeller import Labeller
 from rookworld_rlvr.engine.pool import find_engine
 from rookworld_rlvr.engine.truth import PolicyTruth

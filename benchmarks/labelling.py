@@ -30,7 +30,7 @@ from pathlib import Path
 from evaluation_positions import phase_positions
 
 from rookworld_rlvr.data import synthesis
-from rookworld_rlvr.engine.arguments import EngineArguments
+from rookworld_rlvr.engine import EngineArguments
 from rookworld_rlvr.engine.labeller import Labeller
 
 SCRIPT = Path(__file__).parents[1] / "recipes" / "prepare_data.py"

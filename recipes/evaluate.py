@@ -27,7 +27,7 @@ from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.common.files import check_writable, write_json
 from rookworld_rlvr.common.machine import machine
 from rookworld_rlvr.common.settings import each, setting
-from rookworld_rlvr.engine.arguments import EngineArguments
+from rookworld_rlvr.engine import EngineArguments
 from rookworld_rlvr.evaluation.models import ModelArguments, open_model
 from rookworld_rlvr.evaluation.registry import SUITE_HEADLINES, SuiteArguments
 from rookworld_rlvr.evaluation.results import ModelResults, results_document, results_text

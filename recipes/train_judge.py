@@ -12,12 +12,13 @@ from rookworld_rlvr.common.machine import use_idle_cores  # before torch is load
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from accelerate import PartialState
 from datasets import Dataset
 from trl import ModelConfig, RewardTrainer
 
-from rookworld_rlvr.cli.checks import check_judge_recipe
+from rookworld_rlvr.cli.checks import check_sft_recipe
 from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.files import write_json
@@ -48,10 +49,19 @@ REPORT = "judge_report.json"
 GROUPS = [RunArguments, DataArguments, JudgeDataArguments, ModelConfig, RookWorldRewardConfig]
 
 
+def check_recipe(*groups: Any) -> list[str]:
+    """Faults that show only when several dataclasses are compared."""
+    *_, model_args, _ = groups
+    faults = check_sft_recipe(*groups)
+    if model_args is not None and model_args.use_peft:
+        faults.append("use_peft: a judge is trained without adapters; leave it out")
+    return faults
+
+
 def main(argv: Sequence[str]) -> None:
     started = time.perf_counter()
     parser = StrictParser(GROUPS, RECIPE)
-    arguments = parser.parse_strictly(argv, check_judge_recipe)
+    arguments = parser.parse_strictly(argv, check_recipe)
     run_args, data_args, judge_args, model_args, reward_args = arguments
     output_dir = Path(reward_args.output_dir)
     resolved = parser.resolved(*arguments)

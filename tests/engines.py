@@ -11,7 +11,7 @@ from pathlib import Path
 import chess
 import psutil
 
-from rookworld_rlvr.engine.arguments import EngineArguments
+from rookworld_rlvr.engine import EngineArguments
 from rookworld_rlvr.tasks.types import Values, ValueSource
 
 # Few moves each, so that a search takes milliseconds; some stand one move apart.

@@ -29,15 +29,6 @@ def check_sft_recipe(*groups: Any) -> list[str]:
     return faults if model_args is None else faults + check_model_arguments(model_args)
 
 
-def check_judge_recipe(*groups: Any) -> list[str]:
-    """Faults of a recipe for training a judge, from several dataclasses together."""
-    *_, model_args, _ = groups
-    faults = check_sft_recipe(*groups)
-    if model_args is not None and model_args.use_peft:
-        faults.append("use_peft: a judge is trained without adapters; leave it out")
-    return faults
-
-
 def check_output(args: TrainingArguments | None) -> list[str]:
     """A fault if the run's folder holds files that are not from a run."""
     return [] if args is None else foreign_faults(Path(args.output_dir))

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from .errors import ConfigurationError, RookWorldError, close_matches
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 
 def check_writable(path: Path, key: str = "output_file") -> None:
@@ -106,6 +110,32 @@ def asset_path(name: str) -> str:
 def read_asset(name: str) -> Any:
     """Read a packaged YAML file."""
     return yaml.safe_load(Path(asset_path(name)).read_text(encoding="utf-8"))
+
+
+@cache
+def templates() -> Any:
+    """The `jinja2.Environment` of `assets/templates`; `html` adds what its pages need."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+    return Environment(
+        loader=PackageLoader("rookworld_rlvr", "assets/templates"),
+        autoescape=select_autoescape(["html.j2"]),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+
+
+def render(template: str, **values: Any) -> Markup:
+    """Fill in a template, as `Markup`. In HTML, values are escaped unless they are `Markup` already.
+
+    Args:
+        template: Name of a file in `assets/templates`, without ``.j2``.
+        values: The template's variables.
+    """
+    from markupsafe import Markup
+
+    return Markup(templates().get_template(f"{template}.j2").render(values))
 
 
 def shipped(folder: str) -> Path:

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from markupsafe import Markup, escape
 
-from .files import asset_path
-from .templates import TEMPLATES
-from .templates import render as render
+from .files import asset_path, templates
+from .files import render as render
 
 
 def prose(value: str) -> Markup:
@@ -71,7 +70,7 @@ def pair_bars(rows: Sequence[tuple[str, float, float, str]], largest: float = 0)
     return render("pair_bars.html", rows=drawn)
 
 
-TEMPLATES.filters |= {"prose": prose, "name": name}
+templates().filters |= {"prose": prose, "name": name}
 
 
 _STYLE = Path(asset_path("templates/style.css")).read_text(encoding="utf-8")
@@ -84,7 +83,7 @@ _POLICY = (
 )
 
 
-TEMPLATES.globals |= {
+templates().globals |= {
     "pair_bars": pair_bars,
     "marked": marked,
     "style": Markup(_STYLE),

@@ -25,9 +25,9 @@ import pyarrow.parquet as pq
 from datasets import Dataset, Features, Value
 from datasets.arrow_writer import ArrowWriter
 
+from ..common.files import render
 from ..common.progress import Progress
 from ..common.settings import setting, with_default
-from ..common.templates import render
 from ..engine.labeller import Labeller
 from ..engine.truth import LabelArguments
 from ..tasks import rules

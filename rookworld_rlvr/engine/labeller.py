@@ -17,7 +17,7 @@ from ..common.errors import IllegalPositionError, RookWorldError
 from ..common.progress import Progress
 from ..tasks import rules
 from ..tasks.types import Values, ValueSource
-from .arguments import EngineArguments
+from . import EngineArguments
 from .pool import EnginePool
 
 _SCHEMA = """

@@ -28,7 +28,7 @@ import chess.engine
 from ..common.errors import EngineError
 from ..tasks.policy import MAX_CANDIDATES
 from ..tasks.types import MATE_CP, Values, ValueSource
-from .arguments import EngineArguments
+from . import EngineArguments
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from ..common.settings import setting
 from ..tasks import rules
 from ..tasks.registry import TASKS, task_of
 from ..tasks.types import Values, values_by_move
-from .arguments import EngineArguments
+from . import EngineArguments
 
 if TYPE_CHECKING:
     from .labeller import Labeller

@@ -26,7 +26,7 @@ from .registry import SUITE_HEADLINES, SuiteArguments
 from .results import SuiteResult
 
 if TYPE_CHECKING:
-    from ..engine.arguments import EngineArguments
+    from ..engine import EngineArguments
 
 
 class SuiteUnavailableError(RookWorldError):
@@ -232,6 +232,8 @@ _OWN: dict[str, type[Suite]] = {}  # of the user's files
 _MODULES = {  # of suites that are not in a module of their own name
     **dict.fromkeys(("self_play", "closed_loop"), "games"),
     **dict.fromkeys(("versus_stockfish", "versus_model"), "matches"),
+    "fill_in": "environment",
+    "mate_in_one": "puzzles",
 }
 
 

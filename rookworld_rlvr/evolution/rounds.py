@@ -21,7 +21,7 @@ from ..common.stats import Estimate, Paired
 from ..data.loading import parsed_rows
 from ..data.prepare import write_parquet
 from ..data.sources import Malformed, Row, RowArguments, dataset_file, read_provenance
-from ..engine.arguments import EngineArguments
+from ..engine import EngineArguments
 from ..engine.labeller import Labeller
 from ..evaluation.models import ModelArguments, open_model
 from ..evaluation.results import ModelResults, results_document

@@ -19,7 +19,7 @@ import chess
 
 from ..common.errors import EngineError
 from ..common.terminal import printable, show
-from ..engine.arguments import EngineArguments
+from ..engine import EngineArguments
 from ..engine.labeller import Labeller
 from ..tasks import positions, rules
 from ..tasks.environment import answer_fields

@@ -10,7 +10,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 from transformers import AutoConfig
 
-from ..engine.arguments import EngineArguments
+from ..engine import EngineArguments
 from ..evaluation.registry import SuiteArguments
 from ..evaluation.suite import PromptSuite, SuiteUnavailableError, open_suites
 from ..models.decoding import ANSWER_TOKENS

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..common.errors import RookWorldError
+from ..common.files import render
 from ..common.stats import estimate
-from ..common.templates import render
 from ..data.judge_pairs import Pair
 from ..rewards.judge import Judge
 

@@ -17,14 +17,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils.constants import OPTIMIZER_NAME as FSDP_OPTIMIZER
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerCallback
+from transformers.trainer import OPTIMIZER_NAME
 from transformers.trainer_utils import (
     PREFIX_CHECKPOINT_DIR,
     get_last_checkpoint,
     rotate_checkpoints,
 )
 
+from ..common.errors import ConfigurationError
 from ..common.machine import use_threads
 
 MANIFEST = "manifest.json"
@@ -175,8 +178,6 @@ class WholeCheckpoints(Trainer):
         folder = get_last_checkpoint(self.args.output_dir) if given is True else given
         self.resumed_from = Path(folder) if folder else None
         if folder:
-            from .layouts import check_layout
-
             check_layout(self, folder)
         if self._goes_on is None:  # after the other callbacks
             self._goes_on = _GoingOn(self)
@@ -298,3 +299,37 @@ def _fill(container: Any, value: Any) -> None:
         container.clear()
     for key, item in value.items():
         _fill(container[key], item)
+
+
+_OPTIMISERS = {
+    "plainly": [OPTIMIZER_NAME],
+    "with FSDP": [f"{FSDP_OPTIMIZER}.bin", f"{FSDP_OPTIMIZER}_*"],
+    "with DeepSpeed": ["global_step*"],
+}
+"""How a run keeps its weights → where its checkpoints have the optimiser's state."""
+
+
+def check_layout(trainer: Any, checkpoint: str) -> None:
+    """Refuse a checkpoint whose optimiser state this layout cannot read; it would begin anew, unsaid.
+
+    Args:
+        trainer: The trainer.
+        checkpoint: The folder to resume from.
+
+    Raises:
+        ConfigurationError: A run with another way of sharding has written it.
+    """
+    sharded = "with FSDP" if trainer.is_fsdp_enabled else "with DeepSpeed"
+    ours = sharded if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled else "plainly"
+    found = [
+        layout
+        for layout, files in _OPTIMISERS.items()
+        if any(path for name in files for path in Path(checkpoint).glob(name))
+    ]
+    if found and ours not in found:
+        raise ConfigurationError(
+            [
+                f"resume_from_checkpoint: {checkpoint} was written {found[0]}, cannot be read {ours}; "
+                "give its own --accelerate_config, or start a new run by model_name_or_path"
+            ]
+        )

@@ -132,27 +132,17 @@ class HeldoutEvaluation:
             self.run(self.trainer.eval_dataset, "eval")
         else:
             self.trainer.evaluate()
-        sampled = self._sample(self.trainer.eval_dataset, "after")
-        if sampled:
+        if sampled := self._sample(self.trainer.eval_dataset, "after"):
             Trainer.log(self.trainer, {f"eval_{name}": value for name, value in sampled.items()})
         return step
 
     def _sample(self, rows: Dataset, when: str) -> dict[str, float]:
         """pass@k of the weights that answered last; nothing if `pass_samples` is 0."""
-        args = self.trainer.args
-        if not getattr(args, "pass_samples", 0):
+        if not getattr(self.trainer.args, "pass_samples", 0):
             return {}
-        from .measurements import keep_counts, sample_heldout
+        from .measurements import measure_pass
 
-        with quiet(bool(args.disable_tqdm)):
-            self.right[when] = sample_heldout(self.trainer, rows, self.completions)
-        if self.trainer.accelerator.is_main_process:
-            keep_counts(args, self.right)
-        return {
-            f"pass/{task}/{name}": estimate.value
-            for task, counts in self.right[when].items()
-            for name, estimate in counts.estimates().items()
-        }
+        return measure_pass(self.trainer, rows, when)
 
     def _own_rewards(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Estimate]:
         """Means of the user's own rewards over the rows that they give a number for.

@@ -92,10 +92,28 @@ def _is_right(row: Mapping[str, Any], completion: str) -> bool | None:
     return is_right(row["prompt"], completion, values_by_move(row["action_values"]))
 
 
-def keep_counts(args: Any, right: Measured) -> None:
-    """Write the counts for pass@k into the run's folder, for the report and for a resumed run."""
-    settings = {"pass_samples": args.pass_samples, "temperature": args.temperature}
-    write_counts(Path(args.output_dir) / HELDOUT_PASS, settings, right)
+def measure_pass(trainer: Any, rows: Dataset, when: str) -> dict[str, float]:
+    """Count for the weights that answered last, and write the counts for the report and a resumed run.
+
+    Args:
+        trainer: The `RookWorldGRPOTrainer`.
+        rows: The rows that its `heldout` has answered.
+        when: ``before`` or ``after`` training.
+
+    Returns:
+        Metrics by name, as they are logged.
+    """
+    heldout, args = trainer.heldout, trainer.args
+    with quiet(bool(args.disable_tqdm)):
+        heldout.right[when] = sample_heldout(trainer, rows, heldout.completions)
+    if trainer.accelerator.is_main_process:
+        settings = {"pass_samples": args.pass_samples, "temperature": args.temperature}
+        write_counts(Path(args.output_dir) / HELDOUT_PASS, settings, heldout.right)
+    return {
+        f"pass/{task}/{name}": estimate.value
+        for task, counts in heldout.right[when].items()
+        for name, estimate in counts.estimates().items()
+    }
 
 
 def starting_counts(args: Any, run: Path) -> dict[str, Mapping[str, RightCounts]]:

@@ -18,7 +18,7 @@ from transformers import Trainer
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from .. import __version__
-from ..common.files import is_hub_id
+from ..common.files import is_hub_id, render
 from ..common.machine import machine
 from ..data.loading import LoadedData
 from ..data.sources import PACKAGED_DATA, dataset_file
@@ -131,8 +131,6 @@ def write_card(
             for metric, value in shares.items()
         ],
     )
-    from ..common.templates import render  # at the end of a run
-
     report = run.data.report
     playing_first = sorted(TASKS.values(), key=lambda task: not task.needs_values)
     trained = [task for task in playing_first if report.train[task.name]]

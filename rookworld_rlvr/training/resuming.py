@@ -295,6 +295,21 @@ def _refusal(checkpoint: Path, refused: Changes) -> str:
     )
 
 
+def sessions_to(checkpoint: Path, resolved: str, session: dict[str, Any]) -> list[dict[str, Any]]:
+    """A run's sessions, the last of which goes on from a checkpoint; what changed is printed.
+
+    Args:
+        checkpoint: The folder that it goes on from.
+        resolved: Its resolved configuration.
+        session: What else is known of its start; the step and what changed are added.
+    """
+    session["from_step"] = step_of(checkpoint)
+    session["changed"] = changed_keys(checkpoint, resolved)
+    for line in stretches([session]):
+        print(line)
+    return [*sessions_of(checkpoint.parent), session]
+
+
 def sessions_of(run: Path) -> list[dict[str, Any]]:
     """The starts of a run, from its ``provenance.json``; none if there is no such file."""
     path = run / PROVENANCE

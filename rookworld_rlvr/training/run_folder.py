@@ -180,15 +180,10 @@ def open_provenance(
     }
     sessions, history = [session], []
     if resumed_from is not None:
-        from .checkpoints import step_of
-        from .resuming import changed_keys, sessions_of, stretches
+        from .resuming import sessions_to, stretches
 
-        session["from_step"] = step_of(resumed_from)
-        session["changed"] = changed_keys(resumed_from, resolved)
-        sessions = [*sessions_of(resumed_from.parent), session]
+        sessions = sessions_to(resumed_from, resolved, session)
         history = stretches(sessions)
-        for line in stretches([session]):
-            print(line)
     content = {"schema_version": 1, "sessions": sessions}
     replace_text(output_dir / PROVENANCE, json.dumps(content, indent=2) + "\n")
     comments = "".join(f"# {line}\n" for line in history)

@@ -10,15 +10,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import socket
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.metadata import requires, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
+from .. import __version__
 from ..common.errors import EXIT_INTERRUPTED, RookWorldError
+from ..common.files import render, shipped
 from ..inference.arguments import model_parser, run
 from ..models.loading import check_model_name
 
@@ -43,8 +49,6 @@ def serve(args: argparse.Namespace) -> None:
         RookWorldError: A model or the package is missing, the folder is not empty, or no port is free.
     """
     if args.space:
-        from .space import write_space
-
         print(write_space(Path(args.space)))
         return
     if faults := [fault for name in args.model for fault in check_model_name(name, "--model")]:
@@ -108,6 +112,42 @@ def launch(models: Sequence[str], runs: Path, host: str, port: int) -> None:
         css=STYLE,
         prevent_thread_lock=True,
     )
+
+
+_APP = """\
+import threading
+from pathlib import Path
+
+from rookworld_rlvr.web.app import launch
+
+if __name__ == "__main__":
+    launch(["rookworld-nano"], Path("runs"), "0.0.0.0", 7860)
+    threading.Event().wait()
+"""
+
+
+def write_space(folder: Path) -> str:
+    """Write app, requirements, card and this package's own code; says what to do with them.
+
+    Raises:
+        RookWorldError: The folder is not empty, or is a file.
+    """
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise RookWorldError(f"--space: {str(folder)!r} is not empty; give another folder")
+    package, ignored = folder / "rookworld_rlvr", shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(__file__).parents[1], package, ignore=ignored)
+    for name in ("recipes", "accelerate_configs"):  # a clone has them beside the package
+        shutil.copytree(shipped(name), package / name, ignore=ignored, dirs_exist_ok=True)
+    needed = [
+        f"{found.name}{found.specifier}"
+        for found in map(Requirement, requires("rookworld-rlvr") or ())
+        if found.marker is None or found.marker.evaluate({"extra": "web"})
+    ]
+    (folder / "app.py").write_text(_APP)
+    (folder / "requirements.txt").write_text("\n".join(sorted(needed)) + "\n")
+    card = render("space_card.md", version=__version__, gradio=version("gradio"))
+    (folder / "README.md").write_text(f"{card}\n", "utf-8")
+    return f"wrote {folder}; its README.md says how to start and upload it"
 
 
 if __name__ == "__main__":

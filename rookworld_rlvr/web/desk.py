@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import RLock
 
 from ..common.errors import EngineError, RookWorldError
-from ..engine.arguments import EngineArguments
+from ..engine import EngineArguments
 from ..engine.labeller import Labeller
 from ..inference.arguments import start
 from ..inference.model import RookWorld

@@ -19,7 +19,7 @@ from rookworld_rlvr.data import synthesis
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.data.prepare import PrepareArguments, PrepareReport, read_rows, write_labelled
 from rookworld_rlvr.data.sources import dataset_file, read_provenance, values_line
-from rookworld_rlvr.engine.arguments import EngineArguments
+from rookworld_rlvr.engine import EngineArguments
 from rookworld_rlvr.engine.labeller import Labeller
 from rookworld_rlvr.tasks.policy import parse_policy_answer
 from rookworld_rlvr.tasks.registry import split_row

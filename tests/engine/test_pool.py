@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from rookworld_rlvr.common.errors import EngineError, IllegalPositionError, RookWorldError
+from rookworld_rlvr.engine import EngineArguments
 from rookworld_rlvr.engine import pool as engine
-from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.engine.labeller import Labeller, position_asked
 from rookworld_rlvr.engine.pool import find_engine
 from rookworld_rlvr.tasks.types import Values
@@ -289,7 +289,7 @@ PROGRAM = """
 import signal
 import sys
 from rookworld_rlvr.engine.labeller import Labeller
-from rookworld_rlvr.engine.arguments import EngineArguments
+from rookworld_rlvr.engine import EngineArguments
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 labeller = Labeller(EngineArguments(

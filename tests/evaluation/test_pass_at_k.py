@@ -16,7 +16,7 @@ from rookworld_rlvr.evaluation.pass_at_k import (
     read_counts,
     write_counts,
 )
-from rookworld_rlvr.evaluation.suites.fill_in import FillInSuite
+from rookworld_rlvr.evaluation.suites.environment import FillInSuite
 from rookworld_rlvr.tasks.policy import POLICY
 
 from ..conftest import recipe

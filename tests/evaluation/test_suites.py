@@ -16,7 +16,7 @@ from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.common.stats import Kind
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, DataArguments, is_held_out, load_data
-from rookworld_rlvr.engine.arguments import EngineArguments
+from rookworld_rlvr.engine import EngineArguments
 from rookworld_rlvr.evaluation.models import LanguageModel, RandomMover
 from rookworld_rlvr.evaluation.registry import SUITE_HEADLINES, SuiteArguments
 from rookworld_rlvr.evaluation.results import (
@@ -34,8 +34,7 @@ from rookworld_rlvr.evaluation.suite import (
     open_suites,
     suite_class,
 )
-from rookworld_rlvr.evaluation.suites.environment import EnvironmentSuite
-from rookworld_rlvr.evaluation.suites.fill_in import FillInSuite
+from rookworld_rlvr.evaluation.suites.environment import EnvironmentSuite, FillInSuite
 from rookworld_rlvr.evaluation.suites.games import SelfPlaySuite
 from rookworld_rlvr.evaluation.suites.openings import OpeningsSuite
 from rookworld_rlvr.evaluation.suites.policy import PolicySuite

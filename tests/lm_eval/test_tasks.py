@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import rookworld_rlvr.lm_eval
-from rookworld_rlvr.engine.arguments import EngineArguments
+from rookworld_rlvr.engine import EngineArguments
 from rookworld_rlvr.evaluation.models import ModelArguments, open_model
 from rookworld_rlvr.evaluation.registry import SuiteArguments
 from rookworld_rlvr.evaluation.suite import Answerer, open_suites

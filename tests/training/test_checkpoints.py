@@ -16,8 +16,7 @@ from transformers import GPT2LMHeadModel, TrainerCallback
 
 from rookworld_rlvr.cli.failures import is_disk_full
 from rookworld_rlvr.common.errors import ConfigurationError
-from rookworld_rlvr.training.checkpoints import seal
-from rookworld_rlvr.training.layouts import check_layout
+from rookworld_rlvr.training.checkpoints import check_layout, seal
 from rookworld_rlvr.training.resuming import checkpoints, damage, last_whole
 
 from ..killed import log
@@ -267,9 +266,7 @@ def test_a_checkpoint_of_another_layout_is_refused(tmp_path: Path, file: str, la
     """The optimiser would begin anew, unsaid."""
     (tmp_path / file).mkdir()
     plain = SimpleNamespace(is_fsdp_enabled=False, is_deepspeed_enabled=False)
-    with pytest.raises(
-        ConfigurationError, match=f"written with {layout} and cannot be read plainly"
-    ):
+    with pytest.raises(ConfigurationError, match=f"written with {layout}, cannot be read plainly"):
         check_layout(plain, str(tmp_path))
     (tmp_path / "optimizer.pt").touch()
     check_layout(plain, str(tmp_path))

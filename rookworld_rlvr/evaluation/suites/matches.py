@@ -17,7 +17,7 @@ from accelerate.utils import broadcast_object_list
 
 from ...common.errors import EngineError
 from ...common.stats import Estimate, wilson
-from ...engine.arguments import EngineArguments
+from ...engine import EngineArguments
 from ...engine.pool import HASH_MB, TIMEOUT_S, find_engine
 from ...inference.model import Choice, choose, reply_of
 from ...models.decoding import Decoding

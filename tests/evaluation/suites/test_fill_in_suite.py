@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
-from rookworld_rlvr.evaluation.suites.fill_in import FillInSuite
+from rookworld_rlvr.evaluation.suites.environment import FillInSuite
 from rookworld_rlvr.tasks.fill_in_record import FillInPrompt, filled, fitting, parse_fill_in_prompt
 from rookworld_rlvr.tasks.types import FILL_IN_FIELDS
 

@@ -15,7 +15,7 @@ import pytest
 from rookworld_rlvr.common.errors import ConfigurationError, EngineError
 from rookworld_rlvr.common.stats import Estimate
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
-from rookworld_rlvr.engine.arguments import EngineArguments
+from rookworld_rlvr.engine import EngineArguments
 from rookworld_rlvr.evaluation.models import ModelArguments, RandomMover, open_model
 from rookworld_rlvr.evaluation.registry import SuiteArguments
 from rookworld_rlvr.evaluation.results import SuiteResult

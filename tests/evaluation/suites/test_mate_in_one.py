@@ -4,7 +4,7 @@ import chess
 import pytest
 
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
-from rookworld_rlvr.evaluation.suites.mate_in_one import MateInOneSuite
+from rookworld_rlvr.evaluation.suites.puzzles import MateInOneSuite
 from rookworld_rlvr.tasks import positions, rules
 
 from ...scripted import GARBAGE, policy_text

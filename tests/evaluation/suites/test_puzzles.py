@@ -7,7 +7,7 @@ import pyarrow
 import pytest
 
 from rookworld_rlvr.common.errors import ConfigurationError
-from rookworld_rlvr.engine.arguments import EngineArguments
+from rookworld_rlvr.engine import EngineArguments
 from rookworld_rlvr.evaluation.registry import SuiteArguments
 from rookworld_rlvr.evaluation.suite import open_suites
 from rookworld_rlvr.evaluation.suites.puzzles import PuzzlesSuite, read_puzzles
