@@ -61,16 +61,21 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_four_tasks_write_what_one_run_writes(tmp_path: Path, undisturbed: Path) -> None:
-    recipe("prepare_data").main(argv(tmp_path, *on_tasks(4)))
+def test_four_tasks_write_what_one_run_writes(tmp_path: Path, undisturbed: Path, stockfish) -> None:
+    with pytest.raises(RookWorldError, match="no program '/nowhere/fish'"):
+        recipe("prepare_data").main(argv(tmp_path, *on_tasks(4, "--engine_path", "/nowhere/fish")))
+    assert not (tmp_path / "out.parquet").exists()
+    recipe("prepare_data").main(argv(tmp_path, *on_tasks(4, "--engine_path", stockfish)))
     assert table(tmp_path) == table(undisturbed)
     assert counts(tmp_path) == counts(undisturbed)
-    folder = tmp_path / "out.cluster"
-    assert len(list((folder / "label" / "completions").iterdir())) == 4
-    assert len(list((folder / "label" / "logs").iterdir())) == 4
+    label = tmp_path / "out.cluster" / "label"
+    for kept in ("completions", "logs"):
+        assert len(list((label / kept).iterdir())) == 4
 
 
-def test_what_is_done_is_not_done_again(tmp_path: Path, undisturbed: Path) -> None:
+def test_what_is_done_is_not_done_again_and_other_settings_are_refused(
+    tmp_path, undisturbed
+) -> None:
     recipe("prepare_data").main(argv(tmp_path, *on_tasks(3)))
     folder = tmp_path / "out.cluster"
     stamps = {path: path.stat().st_mtime_ns for path in (folder / "parts").iterdir()}
@@ -84,26 +89,12 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, undisturbed: Path) -> No
     (tmp_path / "out.parquet").unlink()
     recipe("prepare_data").main(argv(tmp_path, *on_tasks(3)))
     assert table(tmp_path) == table(undisturbed)
-
-
-def test_a_failed_task_is_named_and_can_be_repeated(
-    tmp_path: Path, undisturbed: Path, stockfish: str
-) -> None:
-    with pytest.raises(RookWorldError, match="no program '/nowhere/fish'"):
-        recipe("prepare_data").main(argv(tmp_path, *on_tasks(2, "--engine_path", "/nowhere/fish")))
-    assert not (tmp_path / "out.parquet").exists()
-    recipe("prepare_data").main(argv(tmp_path, *on_tasks(2, "--engine_path", stockfish)))
-    assert table(tmp_path) == table(undisturbed)
-
-
-def test_parts_of_other_settings_are_refused(tmp_path: Path) -> None:
-    recipe("prepare_data").main(argv(tmp_path, *on_tasks(2)))
     with pytest.raises(RookWorldError, match=r"out\.cluster .*other settings or data"):
-        recipe("prepare_data").main(argv(tmp_path, *on_tasks(2, "--engine_depth", "3")))
+        recipe("prepare_data").main(argv(tmp_path, *on_tasks(3, "--engine_depth", "3")))
     with (tmp_path / "rows.txt").open("a") as file:
         file.write(f"{MATE}\n")
     with pytest.raises(RookWorldError, match="other settings or data"):
-        recipe("prepare_data").main(argv(tmp_path, *on_tasks(2)))
+        recipe("prepare_data").main(argv(tmp_path, *on_tasks(3)))
 
 
 def test_parts_of_different_engines_are_not_joined(tmp_path: Path) -> None:
@@ -220,9 +211,7 @@ def test_slurm_gets_an_array_of_tasks_and_a_last_job(
     assert len(list(sbatch.glob("job_*"))) == len(jobs), "nothing was left to submit"
 
 
-def test_slurm_gets_no_task_twice(
-    tmp_path: Path, sbatch: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_slurm_gets_no_task_twice(tmp_path: Path, sbatch: Path, capsys) -> None:
     options = json.dumps({"time": "08:00:00", "partition": "cpu"})
     asked = argv(tmp_path, *on_tasks(4, "--cluster_options", options, kind="slurm"))
     recipe("prepare_data").main(asked)
@@ -250,9 +239,7 @@ def faults(tmp_path: Path, *more: str) -> str:
     return "\n".join(caught.value.faults)
 
 
-def test_faults_of_the_options_are_reported_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faults_of_the_options_are_reported_together(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     options: dict[str, Any] = {"time": "1:00:00", "partition": "cpu"}
     for more, words in (

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +43,14 @@ pytestmark = pytest.mark.usefixtures("stockfish")
 
 def policy_lines(count: int) -> list[str]:
     """Openings with an answer that names the first legal moves, as good as any."""
-    lines = []
-    for fen in dict.fromkeys(
-        next(stream) for stream in [synthesis.opening_positions(5, 6)] * count
-    ):
-        lines.append(f"P: {fen} M: a2a3 E: 0.0 B: a2a3")
-    return lines
+    fens = dict.fromkeys(islice(synthesis.opening_positions(5, 6), count))
+    return [f"P: {fen} M: a2a3 E: 0.0 B: a2a3" for fen in fens]
 
 
 def prepare(tmp_path: Path, lines: list[str], **options: Any) -> tuple[Table, PrepareReport, dict]:
     """The story of `recipes/prepare_data.py` in this process, at depth 2."""
-    source_file = tmp_path / "rows.txt"
+    source_file, output = tmp_path / "rows.txt", tmp_path / "out.parquet"
     source_file.write_text("\n".join(lines) + "\n")
-    output = tmp_path / "out.parquet"
     usual = {
         "dataset_name": str(source_file),
         "output_file": str(output),
@@ -122,16 +118,14 @@ def test_no_engine_is_asked_where_no_row_needs_one(tmp_path: Path) -> None:
 
 
 def test_openings_are_made_with_answers_by_the_engine(tmp_path: Path) -> None:
-    rows, report, note = prepare(
-        tmp_path, [MATE], dataset_name="", synthetic_policy_rows=6, synthetic_rows=3
-    )
+    made = {"dataset_name": "", "synthetic_policy_rows": 6, "synthetic_rows": 3}
+    rows, report, note = prepare(tmp_path, [MATE], **made)
     assert [row["text"][0] for row in rows] == ["P"] * 6 + ["A"] * 3
     assert report.rows["made"] == 9 and report.repaired == {"answer": 6}
     for row in rows[:6]:
         values = values_by_move(row["action_values"])
         assert values is not None
-        _, _, completion = split_row(row["text"])
-        answer = parse_policy_answer(completion)
+        answer = parse_policy_answer(split_row(row["text"])[2])
         assert values[answer.best_move] == max(values.values())
         assert answer.evaluations == tuple(values[move] / 100 for move in answer.moves)
     assert read_provenance(tmp_path / "out.parquet") == note
@@ -154,9 +148,7 @@ def test_the_packaged_values_are_the_engines(packaged: LoadedData) -> None:
         assert stored == list(values.items())
 
 
-def test_batches_put_together_are_the_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_put_together_are_the_whole(tmp_path: Path, monkeypatch) -> None:
     lines = [*policy_lines(9), ENVIRONMENT, MATE, ENVIRONMENT]
     whole, report, _ = prepare(tmp_path, lines, repairs=["duplicates"])
     (tmp_path / "values.sqlite").unlink()
@@ -233,14 +225,12 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, undisturbed: tuple[Pa
 
 
 def test_faults_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = {"output_file": "rows.txt", "repairs": ["best_mov"], "hub_dataset_id": "nobody"}
     with pytest.raises(ConfigurationError) as caught:
-        PrepareArguments(
-            dataset_name="", output_file="rows.txt", repairs=["best_mov"], hub_dataset_id="nobody"
-        )
+        PrepareArguments(dataset_name="", **wrong)
     faults = "\n".join(caught.value.faults)
-    for words in ("output_file: 'rows.txt'", "best_move?", "hub_dataset_id: 'nobody'"):
+    for words in ("output_file: 'rows.txt'", "best_move?", "hub_dataset_id: 'nobody'", "missing"):
         assert words in faults
-    assert "dataset_name: missing" in faults
     with pytest.raises(ConfigurationError, match=r"output_file: '' does .*--output_file rows"):
         PrepareArguments(dataset_name="rookworld-nano-openings")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -248,24 +238,19 @@ def test_faults_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
         recipe("prepare_data").main(["--synthetic_rows", "4", "--output_file", "x.parquet"])
 
 
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["--engine_path", "/bin/true"], "'/bin/true' is not a UCI engine"),
-        (["--dataset_name", "mated.txt"], "no legal move to choose"),
-        (["--engine_cache", "rows.txt"], "engine_cache: cannot use 'rows.txt'"),
-    ],
-)
-def test_bad_input_ends_with_exit_code_2_before_anything_is_written(
-    tmp_path: Path, argv: list[str], words: str
-) -> None:
+def test_bad_input_ends_with_exit_code_2_before_anything_is_written(tmp_path: Path) -> None:
     (tmp_path / "rows.txt").write_text(MATE + "\n")
     mated = "P: R5k1/5ppp/8/8/8/8/8/7K b - - 0 1 M: a2a3 E: 0.0 B: a2a3\n"
     (tmp_path / "mated.txt").write_text(mated)
     options = "--dataset_name rows.txt --output_file out.parquet --engine_cache values.sqlite"
-    done = script("prepare_data.py", *options.split(), *argv, cwd=tmp_path, code=2)
-    assert words in done.stderr, done.stdout + done.stderr
-    assert not (tmp_path / "out.parquet").exists()
+    for more, words in (
+        ("--engine_path /bin/true", "'/bin/true' is not a UCI engine"),
+        ("--dataset_name mated.txt", "no legal move to choose"),
+        ("--engine_cache rows.txt", "engine_cache: cannot use 'rows.txt'"),
+    ):
+        done = script("prepare_data.py", *f"{options} {more}".split(), cwd=tmp_path, code=2)
+        assert words in done.stderr, done.stdout + done.stderr
+        assert not (tmp_path / "out.parquet").exists()
 
 
 def test_a_failed_upload_keeps_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,15 +16,8 @@ from ..rows import column
 
 # White: a1a8 mates. The pawn's two moves are equal, the king's are worst.
 FEN = "6k1/5ppp/8/8/8/8/7P/R6K w - - 0 1"
-WORTH = {
-    "a1a8": 99_999,
-    "a1a7": 500,
-    "a1e1": 450,
-    "h2h3": 300,
-    "h2h4": 300,
-    "a1b1": 300,
-    "h1g1": -20,
-}
+WORTH = {"a1a8": 99_999, "a1a7": 500, "a1e1": 450}
+WORTH |= {"h2h3": 300, "h2h4": 300, "a1b1": 300, "h1g1": -20}
 VALUES = column(WORTH)
 
 
@@ -46,9 +39,7 @@ def policy_row(answer: PolicyAnswer | None, values: list[Any] | None = VALUES) -
         ("h2h4 h2h3", "h2h3", "h2h3"),  # as good as the best
     ],
 )
-def test_the_best_move_is_written_anew_and_the_rest_stays(
-    moves: str, best: str, right: str
-) -> None:
+def test_the_best_move_is_written_anew_and_the_rest_stays(moves, best: str, right: str) -> None:
     before = PolicyAnswer(tuple(moves.split()), (1.0, 2.0), best)
     repaired = repair_row(policy_row(before), ["best_move"])
     after = PolicyAnswer(before.moves, before.evaluations, right)

@@ -123,9 +123,7 @@ def wrong(data: Any) -> str:
 
 
 @pytest.mark.slow
-def test_right_answers_get_1_wrong_ones_less_and_no_answer_0(
-    items: dict[str, Any], tmp_path: Path
-) -> None:
+def test_right_answers_get_1_wrong_ones_less_and_no_answer_0(items, tmp_path: Path) -> None:
     for name, reply, metrics in (
         ("right", right, {"readable": 1.0, "right": 1.0}),
         ("wrong", wrong, {"right": 0.0}),

@@ -34,9 +34,7 @@ def test_an_opening_gets_moves_with_evaluations(capsys: pytest.CaptureFixture[st
         assert san == "illegal" or board.parse_san(san).uci() == move
 
 
-def test_the_truth_is_said_beside_the_answer(
-    capsys: pytest.CaptureFixture[str], stockfish: str
-) -> None:
+def test_the_truth_is_said_beside_the_answer(capsys, stockfish: str) -> None:
     text = said(capsys, "--fen", *MATE.split())  # quotes are not needed
     assert "♜" not in text and "♖" in text, "a board"
     assert "; mate in one: a1a8\n" in text
@@ -44,15 +42,11 @@ def test_the_truth_is_said_beside_the_answer(
 
 
 @pytest.mark.parametrize(("fen", "how"), [(STALEMATE, "stalemate"), (MATED, "checkmate")])
-def test_there_is_nothing_to_analyse_where_the_game_is_over(
-    fen: str, how: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_there_is_nothing_to_analyse_where_the_game_is_over(fen: str, how: str, capsys) -> None:
     assert f"nothing to analyse: {how}" in said(capsys, "--fen", fen)
 
 
-def test_an_engine_that_is_not_there_is_said_and_no_error(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_is_not_there_is_said_and_no_error(capsys, monkeypatch) -> None:
     def none(path: str | None = None) -> str:
         raise EngineError("no chess engine found: install one")
 
@@ -72,9 +66,7 @@ def test_an_engine_that_is_not_there_is_said_and_no_error(
         (["--move", "Qh9"], "invalid san: 'Qh9'"),
     ],
 )
-def test_faults_are_one_message_and_exit_code_2(
-    words: list[str], fault: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_faults_are_one_message_and_exit_code_2(words: list[str], fault: str, capsys) -> None:
     assert main(words) == 2
     out, err = capsys.readouterr()
     assert fault in err and err.startswith("rookworld analyse: ") and not out
@@ -96,9 +88,7 @@ CASTLING = "r1bqk1nr/pppp1ppp/2n5/2b1p3/2B1P3/5N2/PPPP1PPP/RNBQK2R w KQkq - 4 4"
         (chess.STARTING_FEN, "e2e5", "e2e5: illegal", {"reward": "-1.0", "truncated": "True"}),
     ],
 )
-def test_the_next_state_is_shown_beside_python_chess_s(
-    fen: str, move: str, words: str, true: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_next_state_is_shown_beside_python_chess_s(fen, move, words: str, true, capsys) -> None:
     lines = said(capsys, "--fen", fen, "--move", move).splitlines()
     assert lines[1].startswith(words)
     for name, value in true.items():

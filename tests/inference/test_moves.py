@@ -29,9 +29,7 @@ from .answers import reply
         ("E: 0.9 B: e2e4", "g1h3", None, "the model's answer cannot be read (not the three"),
     ],
 )
-def test_the_best_move_or_what_replaces_it(
-    text: str, played: str, pawns: float | None, fault: str
-) -> None:
+def test_the_best_move_or_what_replaces_it(text: str, played: str, pawns, fault: str) -> None:
     choice = choose(chess.Board(), reply(text))
     assert (choice.move.uci(), choice.pawns) == (played, pawns)
     assert fault in choice.fault and bool(fault) == bool(choice.fault)

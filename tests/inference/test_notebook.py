@@ -29,9 +29,7 @@ def test_what_the_quickstart_imports_is_there() -> None:
 
 
 @pytest.mark.slow
-def test_the_quickstart_runs_from_top_to_bottom(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_quickstart_runs_from_top_to_bottom(tmp_path: Path, monkeypatch) -> None:
     nbclient: Any = importlib.import_module("nbclient")
     nbformat: Any = importlib.import_module("nbformat")
     monkeypatch.setenv("ROOKWORLD_NOTEBOOK_STEPS", "2")

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from queue import Queue, SimpleQueue
 
 import chess
@@ -14,10 +15,7 @@ import pytest
 
 from rookworld_rlvr.inference.uci import Engine, Stopped, load, numbers_of, seconds_for
 
-from ..conftest import ran
 from .answers import OPENING, Model
-
-COMMAND = [sys.executable, "-P", "-m", "rookworld_rlvr.inference.uci", "--model", "rookworld-nano"]
 
 MATED = "rnb1kbnr/pppp1ppp/8/4p3/6Pq/5P2/PPPPP2P/RNBQKBNR w KQkq - 1 3"
 STALEMATED = "7k/5Q2/6K1/8/8/8/8/8 b - - 0 1"
@@ -172,9 +170,7 @@ def test_half_of_the_clock_at_most(words: str, seconds: float | None) -> None:
         ("startpos moves e2e4 0000", "0000"),
     ],
 )
-def test_a_bad_position_is_said_and_changes_nothing(
-    talk: Conversation, words: str, said: str
-) -> None:
+def test_a_bad_position_is_said_and_changes_nothing(talk, words: str, said: str) -> None:
     talk.send("position startpos moves d2d4", f"position {words}")
     (line,) = talk.until("info string ")
     assert said in line
@@ -241,10 +237,24 @@ def test_a_thousand_odd_lines(seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
     assert all("\n" not in line for line in talk.said)
 
 
-def test_a_game_over_pipes_within_its_clock() -> None:
-    """Sixty seconds for the game, which the engine is told of and which python-chess measures here."""
+PROGRAM = """
+import atexit, pathlib, runpy, sys
+heavy = {"torch", "transformers", "trl", "wandb", "datasets", "peft"}
+from rookworld_rlvr.inference import play, uci
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+atexit.register(lambda: pathlib.Path("loaded").write_text(" ".join(sorted(heavy & set(sys.modules)))))
+runpy.run_module("rookworld_rlvr.inference.uci", run_name="__main__")
+"""
+
+
+def test_a_game_over_pipes_within_its_clock(tmp_path: Path) -> None:
+    """Sixty seconds for the game, which the engine is told of and which python-chess measures here.
+
+    The protocol waits for no library, and the model for few.
+    """
     board, draw, clock = chess.Board(), random.Random(0), 60.0
-    with chess.engine.SimpleEngine.popen_uci(COMMAND, timeout=120) as ours:
+    command = [sys.executable, "-P", "-c", PROGRAM, "--model", "rookworld-nano"]
+    with chess.engine.SimpleEngine.popen_uci(command, timeout=120, cwd=tmp_path) as ours:
         ours.ping()
         for _ in itertools.takewhile(lambda _: not board.is_game_over(), range(40)):
             if board.turn:
@@ -260,15 +270,5 @@ def test_a_game_over_pipes_within_its_clock() -> None:
         assert len(board.move_stack) > 4
         line = ours.analyse(chess.Board(), chess.engine.Limit(time=30))
         assert "pv" in line and "score" in line
-
-
-def test_the_protocol_waits_for_no_library_and_the_model_for_few() -> None:
-    code = (
-        "import sys\n"
-        "heavy = {'torch', 'transformers', 'trl', 'wandb', 'datasets', 'peft'}\n"
-        "from rookworld_rlvr.inference import play, uci\n"
-        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
-        "uci.load('rookworld-nano', lambda: False)\n"
-        "print(sorted(heavy & set(sys.modules)))\n"
-    )
-    assert ran(sys.executable, "-c", code).stdout == "['torch', 'transformers']\n"
+        ours.quit()
+    assert (tmp_path / "loaded").read_text() == "torch transformers"

@@ -45,10 +45,7 @@ def lines(picture: str, colour: str) -> list[ElementTree.Element]:
 
 def square(x: str | None, y: str | None) -> str:
     """The square under a point, named as with White below."""
-    column, row = (
-        int(float(x or "") // chess.svg.SQUARE_SIZE),
-        int(float(y or "") // chess.svg.SQUARE_SIZE),
-    )
+    column, row = (int(float(at or "") // chess.svg.SQUARE_SIZE) for at in (x, y))
     return chess.square_name(chess.square(column, 7 - row))
 
 

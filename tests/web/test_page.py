@@ -199,9 +199,7 @@ def test_a_model_that_is_not_offered_is_not_loaded(tmp_path: Path) -> None:
         (["--space", "."], "is not empty; give another folder"),
     ],
 )
-def test_bad_arguments_are_one_message(
-    line: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_arguments_are_one_message(line: list[str], said: str, capsys) -> None:
     assert main(line) == 2
     assert said in capsys.readouterr().err
 

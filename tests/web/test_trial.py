@@ -1,9 +1,7 @@
 """The reward tab's numbers are a training step's, and a faulty reward harms nobody."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,9 +24,7 @@ ANSWERS = ["8/8/8/8/8/4k3/8/3K4 b - - 1 1+0.5+1+0", "8/8/8/8/8/4k3/8/3K4 b - - 1
 
 
 @pytest.mark.parametrize("scale", ["group", "none"])
-def test_rewards_and_advantages_are_those_of_a_training_step(
-    build: Callable[..., Any], scale: str
-) -> None:
+def test_rewards_and_advantages_are_those_of_a_training_step(build, scale: str) -> None:
     trainer = build(
         loading.load_model(loading.PACKAGED_MODEL),
         rewards=SPECS,

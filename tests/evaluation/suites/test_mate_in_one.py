@@ -33,24 +33,17 @@ def test_a_mate_by_castling_counts_however_it_is_written(move: str) -> None:
     assert MateInOneSuite.judge(fen, policy_text(move))["mate"] == 1
 
 
-def mates(board: chess.Board, move: chess.Move) -> bool:
-    after = board.copy()
-    after.push(move)
-    return after.is_checkmate()
-
-
 def test_positions_made_are_held_out_mates_of_games_and_endgames() -> None:
-    fens = list(MateInOneSuite(60, 0).positions().values())
-    assert len(fens) == 60 == len({rules.position_key(fen) for fen in fens})
+    fens = list(MateInOneSuite(30, 0).positions().values())
+    assert len(fens) == 30 == len({rules.position_key(fen) for fen in fens})
     pieces = []
     for fen in fens:
         board = chess.Board(fen)
-        assert board.is_valid() and is_held_out(fen, HELDOUT_SHARE)
-        assert any(mates(board, move) for move in board.legal_moves)
-        assert board.fen() == fen
+        assert board.is_valid() and is_held_out(fen, HELDOUT_SHARE) and board.fen() == fen
+        assert any(board.san(move).endswith("#") for move in board.legal_moves)
         pieces.append(len(board.piece_map()))
     assert max(pieces[1::2]) <= 8, "each second one is a small endgame"
-    assert sum(count > 8 for count in pieces[::2]) >= 20, "the others come from games"
+    assert sum(count > 8 for count in pieces[::2]) >= 10, "the others come from games"
     assert {chess.Board(fen).turn for fen in fens} == {True, False}
-    again = list(MateInOneSuite(4, 0).positions().values())
-    assert again == fens[:4] != list(MateInOneSuite(4, 1).positions().values())
+    again, others = (list(MateInOneSuite(4, seed).positions().values()) for seed in (0, 1))
+    assert again == fens[:4] != others
