@@ -18,14 +18,9 @@ from .answers import reply
             "M: e2e5 d2d4 e2e4 c2c4 E: 0.9 0.2 0.3 B: e2e5",
             "e2e4",
             0.3,
-            "e2e5 is illegal; its best legal candidate e2e4 is played",
+            "its best legal candidate e2e4",
         ),
-        (
-            "M: e7e5 E: 0.9 B: e2e5",
-            "g1h3",
-            None,
-            "e2e5 is illegal, and none of its candidates can be played; g1h3, the first legal move",
-        ),
+        ("M: e7e5 E: 0.9 B: e2e5", "g1h3", None, "can be played; g1h3, the first legal move"),
         ("E: 0.9 B: e2e4", "g1h3", None, "the model's answer cannot be read (not the three"),
     ],
 )

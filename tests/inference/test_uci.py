@@ -17,9 +17,6 @@ from rookworld_rlvr.inference.uci import Engine, Stopped, load, numbers_of, seco
 
 from .answers import OPENING, Model
 
-MATED = "rnb1kbnr/pppp1ppp/8/4p3/6Pq/5P2/PPPPP2P/RNBQKBNR w KQkq - 1 3"
-STALEMATED = "7k/5Q2/6K1/8/8/8/8/8 b - - 0 1"
-
 
 class Conversation:
     """An engine with a made-up model in a thread of its own, and what it has said."""
@@ -71,12 +68,12 @@ def test_uci_is_answered_before_the_model_is_loaded(talk: Conversation) -> None:
     assert talk.model.loaded == ["made-up"]
 
 
-@pytest.mark.parametrize("clock", ["", "movetime 60000", "wtime x btime 60000 rubbish depth"])
-def test_every_clock_gets_a_move(talk: Conversation, clock: str) -> None:
-    talk.send("ucinewgame", "position startpos", f"go {clock}")
-    info, move = talk.until("bestmove")
-    assert info.startswith("info depth 1 ") and " score cp 30 " in info
-    assert info.endswith(" pv e2e4") and move == "bestmove e2e4"
+def test_every_clock_gets_a_move(talk: Conversation) -> None:
+    for clock in ("", "movetime 60000", "wtime x btime 60000 rubbish depth"):
+        talk.send("ucinewgame", "position startpos", f"go {clock}")
+        info, move = talk.until("bestmove")
+        assert info.startswith("info depth 1 ") and " score cp 30 " in info
+        assert info.endswith(" pv e2e4") and move == "bestmove e2e4"
 
 
 def test_the_best_move_of_an_infinite_search_waits_for_stop(talk: Conversation) -> None:
@@ -106,10 +103,10 @@ def test_a_model_that_fails_does_not_leave_the_program_without_a_move(talk: Conv
     assert said[-1] == "bestmove g1h3" and "the model failed (RuntimeError: planted)" in said[-2]
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [["go movetime 1"], ["go wtime 60000", "stop"], ["go", "isready", "go infinite", "stop"]],
-)
+LATE = ["go movetime 1"], ["go wtime 60000", "stop"], ["go", "isready", "go infinite", "stop"]
+
+
+@pytest.mark.parametrize("lines", LATE)
 def test_a_model_that_is_late_does_not_cost_the_game(talk: Conversation, lines: list[str]) -> None:
     talk.model.answer = None
     talk.send(*lines)
@@ -142,39 +139,29 @@ def test_a_model_is_stopped_between_two_tokens() -> None:
     assert len(asked) == 6
 
 
-@pytest.mark.parametrize(
-    ("words", "seconds"),
-    [
-        ("depth 3", None),
-        ("btime 1000", None),
-        ("movetime 1000", 0.9),
-        ("movetime 50", 0.045),
-        ("wtime 10000", 4.9),
-        ("wtime 10000 winc 2000 binc 9999", 6.9),
-        ("wtime 1000 winc 5000", 0.9),
-        ("wtime 10000 movestogo 1", 4.9),
-        ("wtime -3", 0.0),
-    ],
-)
-def test_half_of_the_clock_at_most(words: str, seconds: float | None) -> None:
-    assert seconds_for(numbers_of(words.split()), chess.WHITE) == seconds
+def test_half_of_the_clock_at_most() -> None:
+    for words, seconds in (
+        *(("depth 3", None), ("btime 1000", None)),
+        *(("movetime 1000", 0.9), ("movetime 50", 0.045)),
+        *(("wtime 10000", 4.9), ("wtime 10000 winc 2000 binc 9999", 6.9)),
+        *(("wtime 1000 winc 5000", 0.9), ("wtime 10000 movestogo 1", 4.9), ("wtime -3", 0.0)),
+    ):
+        assert seconds_for(numbers_of(words.split()), chess.WHITE) == seconds, words
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_a_bad_position_is_said_and_changes_nothing(talk: Conversation) -> None:
+    talk.send("position startpos moves d2d4")
+    for words, said in (
         ("", "not a FEN"),
         ("fen 8/8/8/8/8/8/8/8 w - - 0 1", "not a legal chess position"),
         ("fen 4k3/8/8/8/8/8/8/4K3 w - - 0 9999999", "counter is not a whole number"),
         ("startpos moves e2e5", "e2e5"),
         ("startpos moves e2e4 0000", "0000"),
-    ],
-)
-def test_a_bad_position_is_said_and_changes_nothing(talk, words: str, said: str) -> None:
-    talk.send("position startpos moves d2d4", f"position {words}")
-    (line,) = talk.until("info string ")
-    assert said in line
-    assert "the position is still rnbqkbnr/pppppppp/8/8/3P4/8/PPP1PPPP/RNBQKBNR b" in line
+    ):
+        talk.send(f"position {words}")
+        (line,) = talk.until("info string ")
+        assert said in line
+        assert "the position is still rnbqkbnr/pppppppp/8/8/3P4/8/PPP1PPPP/RNBQKBNR b" in line
 
 
 def test_at_the_end_of_the_input_the_model_finishes() -> None:
@@ -198,11 +185,17 @@ WORDS = (
 ).split()
 
 
+POSITIONS = (
+    "startpos",
+    "fen rnb1kbnr/pppp1ppp/8/4p3/6Pq/5P2/PPPPP2P/RNBQKBNR w KQkq - 1 3",  # mated
+    "fen 7k/5Q2/6K1/8/8/8/8/8 b - - 0 1",  # stalemated
+    "fen 4k3/8/8/8/8/8/8/4K2R w K - 0 999999",
+)
+
+
 def odd_line(draw: random.Random) -> str:
     line = " ".join(draw.choices(WORDS, k=draw.randrange(8)))
-    position = "position " + draw.choice(
-        ["startpos", f"fen {MATED}", f"fen {STALEMATED}", "fen 4k3/8/8/8/8/8/8/4K2R w K - 0 999999"]
-    )
+    position = f"position {draw.choice(POSITIONS)}"
     clock = f"go {draw.choice(WORDS)} {draw.randrange(200)}"
     noise = "".join(map(chr, draw.choices(range(1, 0x3000), k=draw.randrange(60))))
     return draw.choice([line, line, position, f"{position} moves {line}", clock, noise])

@@ -18,8 +18,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def read(picture: str) -> ElementTree.Element:
     """One SVG element, well-formed, of a few kilobytes."""
     root = ElementTree.fromstring(picture)
-    assert root.tag == f"{SVG}svg"
-    assert len(picture) < 40_000
+    assert root.tag == f"{SVG}svg" and len(picture) < 40_000
     return root
 
 
@@ -65,16 +64,13 @@ def test_it_is_seen_from_the_side_to_move() -> None:
     assert square(line.get("x2"), line.get("y2")) == "h7"
 
 
-def test_a_policy_answer_has_its_moves_and_the_engine_s_best() -> None:
+def test_a_policy_answer_has_its_moves_and_the_engine_s_best_and_an_illegal_one_is_red() -> None:
     answer = " M: e2e4 d2d4 g1f3 E: 0.3 0.3 0.2 B: d2d4"
     picture = policy_board(answer, {"e2e4": 35, "d2d4": 30, "a2a3": -10})
     assert len(lines(picture, "#1f5fbf70")) == 3 and len(lines(picture, "#1f5fbf")) == 1
     (best,) = lines(picture, "#1c8f4d")
     assert square(best.get("x1"), best.get("y1")) == "e2"
     assert words(picture) == "B d2d4, engine e2e4"
-
-
-def test_an_illegal_move_is_red_and_named() -> None:
     picture = policy_board(" M: e2e4 a1a1 E: 0.3 B: e2e5")
     assert [square(line.get("x1"), line.get("y1")) for line in lines(picture, "#d42a1e")] == ["e2"]
     assert len(list(read(picture).iter(f"{SVG}circle"))) == 6, "a1a1 goes nowhere; queens have five"
@@ -84,9 +80,7 @@ def test_an_illegal_move_is_red_and_named() -> None:
 def test_an_environment_answer_has_its_wrong_squares_marked() -> None:
     d4 = AFTER_E4.replace("4P3/8/PPPP1PPP", "3P4/8/PPP1PPPP").replace(" b ", " w ")
     picture = environment_boards(f"{d4}+0.001+0+0")
-    squares = {"d4", "e4", "d2", "e2"}
-    assert marked(picture, "#d42a1e") == squares
-    assert marked(picture, "#1c8f4d") == squares
+    assert marked(picture, "#d42a1e") == marked(picture, "#1c8f4d") == {"d4", "e4", "d2", "e2"}
     assert pieces(picture) == 64, "32 pieces on each of two boards"
     assert words(picture).startswith("wrong: board, side to move python-chess, after e2e4")
 

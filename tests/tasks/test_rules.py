@@ -103,22 +103,14 @@ CLOCKS = [
 ]
 
 
+FOOLS = "rnbqkbnr/pppp1ppp/8/4p3/6P1/5P2/PPPPP2P/RNBQKBNR b KQkq - 0 2"
+LAST_MOVE = "6k1/5ppp/8/8/8/8/8/R5K1 w - - 149 100"
 ENDS = [
-    (  # fool's mate
-        "rnbqkbnr/pppp1ppp/8/4p3/6P1/5P2/PPPPP2P/RNBQKBNR b KQkq - 0 2",
-        "d8h4",
-        "rnb1kbnr/pppp1ppp/8/4p3/6Pq/5P2/PPPPP2P/RNBQKBNR w KQkq - 1 3",
-        CHECKMATE,
-    ),
+    (FOOLS, "d8h4", "rnb1kbnr/pppp1ppp/8/4p3/6Pq/5P2/PPPPP2P/RNBQKBNR w KQkq - 1 3", CHECKMATE),
     ("6k1/5ppp/8/8/8/8/8/R5K1 w - - 0 1", "a1a8", "R5k1/5ppp/8/8/8/8/8/6K1 b - - 1 1", CHECKMATE),
     ("6k1/P4ppp/8/8/8/8/8/6K1 w - - 0 1", "a7a8r", "R5k1/5ppp/8/8/8/8/8/6K1 b - - 0 1", CHECKMATE),
     # Mate on the 150th half-move is mate (FIDE laws 9.6.2).
-    (
-        "6k1/5ppp/8/8/8/8/8/R5K1 w - - 149 100",
-        "a1a8",
-        "R5k1/5ppp/8/8/8/8/8/6K1 b - - 150 100",
-        CHECKMATE,
-    ),
+    (LAST_MOVE, "a1a8", "R5k1/5ppp/8/8/8/8/8/6K1 b - - 150 100", CHECKMATE),
     ("8/8/8/8/8/4k3/8/R3K3 w - - 149 100", "a1b1", "8/8/8/8/8/4k3/8/1R2K3 b - - 150 100", DRAW),
     # Stalemate
     ("7k/8/8/6Q1/8/8/8/K7 w - - 0 1", "g5g6", "7k/8/6Q1/8/8/8/8/K7 b - - 1 1", DRAW),
@@ -204,16 +196,12 @@ def test_an_en_passant_square_makes_another_position_where_a_capture_is_legal() 
     assert rules.position_key(impossible) == rules.position_key(impossible.replace("e3", "-"))
 
 
-@pytest.mark.parametrize(
-    ("fen", "phase"),
-    [
-        (START, "opening"),
-        # Seven and six queens, rooks, bishops and knights.
-        ("r2qk2r/pppppppp/8/8/8/8/PPPPPPPP/R2QK1NR w KQkq - 0 20", "middlegame"),
-        ("r2qk2r/pppppppp/8/8/8/8/PPPPPPPP/R2QK2R w KQkq - 0 20", "endgame"),
-        # Fourteen, but White has left its first rank all but for three.
-        ("rnbqkbnr/pppppppp/8/8/2NNBB2/3QP3/PPPP1PPP/R3K2R w KQkq - 0 20", "middlegame"),
-    ],
-)
-def test_phases(fen: str, phase: str) -> None:
-    assert positions.phase(fen) == phase
+def test_phases() -> None:
+    assert positions.phase(START) == "opening"
+    # Seven and six queens, rooks, bishops and knights.
+    seven = "r2qk2r/pppppppp/8/8/8/8/PPPPPPPP/R2QK1NR w KQkq - 0 20"
+    assert positions.phase(seven) == "middlegame"
+    assert positions.phase(seven.replace("1NR", "2R")) == "endgame"
+    # Fourteen, but White has left its first rank all but for three.
+    left = "rnbqkbnr/pppppppp/8/8/2NNBB2/3QP3/PPPP1PPP/R3K2R w KQkq - 0 20"
+    assert positions.phase(left) == "middlegame"

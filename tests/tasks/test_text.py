@@ -41,11 +41,8 @@ def test_every_real_row_round_trips(real_data: Path) -> None:
 
 
 def test_policy_row_splits_before_the_last_space_of_the_padding() -> None:
-    task, prompt, completion = split_row(POLICY_ROW)
-    assert task == "policy"
-    assert prompt == POLICY_ROW[:91]
-    assert completion == POLICY_ROW[91:]
-    assert write_policy_answer(POLICY_ANSWER) == completion
+    assert split_row(POLICY_ROW) == ("policy", POLICY_ROW[:91], POLICY_ROW[91:])
+    assert write_policy_answer(POLICY_ANSWER) == POLICY_ROW[91:]
     assert split_row(ENVIRONMENT_ROW)[1:] == (f"A: {START}+e2e4+e2e4+", f"{AFTER_E4}+0.001+0+0")
 
 

@@ -15,21 +15,18 @@ E4 = f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+0.001+0+0+"
 WHOLE = f"F: {START}+e2e4+e2e4+[MASK]+0.001+0+0+"
 
 
-@pytest.mark.parametrize(
-    ("prompt", "completion", "invalid", "exact", "similarity"),
-    [
+def test_metrics_by_hand() -> None:
+    for prompt, completion, *numbers in (
         (E4, " e2e4", 0, 1, 1),
         (E4, " e2e3", 0, 0, 0.95 * 3 / 4),  # one character of four
         (E4, "", 1, 0, 0),
         (WHOLE, f" {AFTER_E4}", 0, 1, 1),
         # An en passant square where no capture is legal: "-" becomes "e3", two edits of 59.
         (WHOLE, f" {AFTER_E4.replace(' - ', ' e3 ')}", 0, 0, 0.95 * (1 - 2 / 59)),
-    ],
-)
-def test_metrics_by_hand(prompt: str, completion: str, invalid, exact, similarity: float) -> None:
-    found = FillInSuite.judge({"prompt": prompt}, completion)
-    expected = {"invalid": invalid, "exact": exact, "similarity": similarity}
-    assert found == pytest.approx(expected, abs=1e-12)
+    ):
+        found = FillInSuite.judge({"prompt": prompt}, completion)
+        expected = dict(zip(("invalid", "exact", "similarity"), numbers, strict=True))
+        assert found == pytest.approx(expected, abs=1e-12)
 
 
 def test_items_are_held_out_records_each_field_as_often() -> None:
