@@ -22,9 +22,9 @@ class Played:
 
     def __init__(self, words: str, answers: list[str], human: bool = chess.WHITE) -> None:
         self.shown: list[str] = []
-        lines, texts = iter(words.split(", ")), iter(answers)
-        model = lambda fen: reply(next(texts))  # noqa: E731
-        self.game = TerminalGame(chess.Board(), human, "nano", model, self.shown.append)
+        lines, replies = iter(words.split(", ")), map(reply, answers)
+        model, show = (lambda _: next(replies)), self.shown.append
+        self.game = TerminalGame(chess.Board(), human, "nano", model, show)
         self.game.play(lambda prompt: next(lines))
         self.text = "\n".join(self.shown)
         self.pgn: Any = chess.pgn.read_game(io.StringIO(str(self.game.pgn())))
@@ -91,11 +91,9 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., in
 
 
 def games(path: Path) -> list[chess.pgn.Game]:
-    found = []
     with path.open(encoding="utf-8") as file:
-        while game := chess.pgn.read_game(file):
-            assert not game.errors
-            found.append(game)
+        found = [game for game in iter(lambda: chess.pgn.read_game(file), None) if game]
+    assert not any(game.errors for game in found)
     return found
 
 

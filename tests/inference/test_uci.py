@@ -63,8 +63,8 @@ def test_uci_is_answered_before_the_model_is_loaded(talk: Conversation) -> None:
     assert lines[0].startswith("id name ") and lines[1].startswith("id author ")
     assert not talk.model.loaded
     talk.send("isready", "isready")
-    talk.until("readyok")
-    talk.until("readyok")
+    for _ in range(2):
+        talk.until("readyok")
     assert talk.model.loaded == ["made-up"]
 
 
