@@ -22,12 +22,10 @@ from ..conftest import recipe
 from ..engines import valued, wait_until_valued
 from .test_prepare import ENVIRONMENT, MATE, SCRIPT, policy_lines
 
-needs_datatrove = pytest.mark.skipif(
-    not find_spec("datatrove"), reason="the extra `cluster` is not installed"
-)
-
-
-pytestmark = [pytest.mark.usefixtures("stockfish"), needs_datatrove]
+pytestmark = [
+    pytest.mark.usefixtures("stockfish"),
+    pytest.mark.skipif(not find_spec("datatrove"), reason="the extra `cluster` is not installed"),
+]
 
 
 def argv(folder: Path, *more: str) -> list[str]:
@@ -158,25 +156,18 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """
     folder = tmp_path / "slurm"
     folder.mkdir()
-    program = folder / "sbatch"
-    program.write_text(SBATCH.format(python=sys.executable, folder=str(folder)))
-    names = folder / "scontrol"
-    names.write_text("#!/bin/sh\necho node1\n")
-    queue = folder / "squeue"
-    queue.write_text(f'#!/bin/sh\necho "$@" > {folder}/asked; cat {folder}/reasons\n')
-    for path in (program, names, queue):
-        path.chmod(0o755)
+    for name, program in (
+        ("sbatch", SBATCH.format(python=sys.executable, folder=str(folder))),
+        ("scontrol", "#!/bin/sh\necho node1\n"),
+        ("squeue", f'#!/bin/sh\necho "$@" > {folder}/asked; cat {folder}/reasons\n'),
+    ):
+        (folder / name).write_text(program)
+        (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
     return folder
 
 
-def test_slurm_gets_an_array_of_tasks_and_a_last_job(
-    tmp_path: Path,
-    sbatch: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    undisturbed: Path,
-) -> None:
+def test_slurm_gets_an_array_of_tasks(tmp_path, sbatch, monkeypatch, capsys, undisturbed) -> None:
     options = json.dumps({"time": "08:00:00", "partition": "cpu", "workers": 3})
     asked = argv(tmp_path, *on_tasks(4, "--cluster_options", options, kind="slurm"))
     recipe("prepare_data").main(asked)
@@ -233,25 +224,18 @@ def test_slurm_gets_no_task_twice(tmp_path: Path, sbatch: Path, capsys) -> None:
     assert "#SBATCH --array=0-2\n" in again[0].read_text(), "the tasks that are left"
 
 
-def faults(tmp_path: Path, *more: str) -> str:
-    with pytest.raises(ConfigurationError) as caught:
-        recipe("prepare_data").main(argv(tmp_path, *more))
-    return "\n".join(caught.value.faults)
-
-
 def test_faults_of_the_options_are_reported_together(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     options: dict[str, Any] = {"time": "1:00:00", "partition": "cpu"}
-    for more, words in (
-        ({}, "no program sbatch here"),
-        ({"tasks": 3}, "multiple values for keyword argument 'tasks'"),
-        ({"tine": 1}, "unexpected keyword argument 'tine'"),
+    for given, words in (
+        (options, "no program sbatch here"),
+        ({**options, "tasks": 3}, "multiple values for keyword argument 'tasks'"),
+        ({**options, "tine": 1}, "unexpected keyword argument 'tine'"),
+        ({}, "a required argument: 'time'"),
     ):
-        asked = ["--cluster_options", json.dumps(options | more)]
-        assert words in faults(tmp_path, *on_tasks(4, *asked, kind="slurm"))
-    assert "a required argument: 'time'" in faults(tmp_path, *on_tasks(4, kind="slurm"))
-
-
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked = on_tasks(4, "--cluster_options", json.dumps(given), kind="slurm")
+        with pytest.raises(ConfigurationError, match=words):
+            recipe("prepare_data").main(argv(tmp_path, *asked))
     monkeypatch.setattr(recipe("prepare_data"), "find_spec", lambda name: None)
-    assert "needs datatrove; install 'rookworld-rlvr[cluster]'" in faults(tmp_path, *on_tasks(1))
+    with pytest.raises(ConfigurationError, match=r"needs datatrove; install 'rookworld-rlvr\[clus"):
+        recipe("prepare_data").main(argv(tmp_path, *on_tasks(1)))

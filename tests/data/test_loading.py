@@ -19,18 +19,13 @@ from rookworld_rlvr.data.sources import check_dataset_name
 from rookworld_rlvr.data.synthesis import is_first_ply
 from rookworld_rlvr.tasks import rules
 
-from ..rows import AFTER_E4, ASKED_E4, PAWNS, RIGHT_E4, START, column, write_jsonl
+from ..rows import AFTER_E4, ASKED_E4, PAWN_VALUES, PAWNS, RIGHT_E4, START, column, write_jsonl
 
 Row = dict[str, Any]
 
 E4 = f"{START}+e2e4+e2e4+{RIGHT_E4}"  # without its prefix, as in the public data
-PAWNS_VALUES = column(
-    {"g2g4": 100, "f2f4": 90, "h2h4": 50, "f2f3": 0, "g2g3": 0, "h1g1": -10, "h2h3": -300}
-)
-PAWNS_ROW = f"P: {PAWNS} M: g2g4 f2f4 E: 1.0 0.9 B: g2g4"
 
 
-# --- Raw rows -------------------------------------------------------------------------------------
 def position(fen: str) -> str:
     """What makes two FENs the same position, said independently of the code under test."""
     return " ".join(fen.split(" ")[:4])
@@ -120,33 +115,23 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, suffix: str) -> 
 def test_rows_without_a_prefix_are_environment_rows() -> None:
     row = parse_raw({"text": E4})
     assert row == parse_raw({"text": f"A: {E4}"})
-    assert row == {
-        "task": "environment",
-        "prompt": ASKED_E4,
-        "completion": RIGHT_E4,
-        "fen": START,
-        "action": "e2e4",
-        "history": ["e2e4"],
-        "action_values": None,
-    }
+    read = {"fen": START, "action": "e2e4", "history": ["e2e4"], "action_values": None}
+    assert row == {"task": "environment", "prompt": ASKED_E4, "completion": RIGHT_E4, **read}
 
 
-@pytest.mark.parametrize(
-    ("values", "reason"),
-    [
-        (PAWNS_VALUES[1:], "do not name every legal move once"),
-        ([*PAWNS_VALUES, {"move": "h1h2", "cp": -400}], "do not name every legal move once"),
-        (PAWNS_VALUES[::-1], "not ordered best first"),
+def test_values_that_do_not_fit_the_position_are_refused() -> None:
+    good: Any = column({**PAWN_VALUES, "f2f4": 110})
+    for values, reason in (
+        (good[1:], "do not name every legal move once"),
+        ([*good, {"move": "h1h2", "cp": -400}], "do not name every legal move once"),
+        (good[::-1], "not ordered best first"),
         ([{"uci": "g2g4", "cp": 100}], "must be a list of {move, cp}"),
-        ([{**value, "cp": "mate"} for value in PAWNS_VALUES], "must be a list of {move, cp}"),
-    ],
-)
-def test_values_that_do_not_fit_the_position_are_refused(values: Any, reason: str) -> None:
-    with pytest.raises(NotationError, match=reason):
-        parse_raw({"text": PAWNS_ROW, "action_values": values})
+        ([{**value, "cp": "mate"} for value in good], "must be a list of {move, cp}"),
+    ):
+        with pytest.raises(NotationError, match=reason):
+            parse_raw({"text": f"P: {PAWNS} M: g2g4 E: 1.0 B: g2g4", "action_values": values})
 
 
-# --- Quarantine -----------------------------------------------------------------------------------
 def spoilt_file(tmp_path: Path) -> str:
     """36 good lines and four bad ones: 1, 11, 22 and 40."""
     lines = [environment_line(board) for board in boards(36)]
@@ -174,10 +159,7 @@ def test_malformed_rows_go_to_a_file_with_their_reasons(tmp_path: Path) -> None:
     assert sorted(report.quarantined.values()) == [1, 2] and report.quarantined[no_row] == 2
     assert report.unjudgeable == {"a king is missing": 1}
     assert any("quarantined" in line and " 3" in line for line in report.lines())
-    load(
-        text_file(tmp_path / "rows.txt", [environment_line(board) for board in boards(36)]),
-        quarantine,
-    )
+    load(write_jsonl(tmp_path / "rows.jsonl", raw_rows(20)), quarantine)
     assert not quarantine.exists(), "else the next run would take it for its own"
 
 
@@ -269,8 +251,7 @@ def test_held_out_positions_follow_the_share_and_nest() -> None:
     fens = [board.fen() for board in boards(600)]
     small = {fen for fen in fens if is_held_out(fen, 0.1)}
     large = {fen for fen in fens if is_held_out(fen, 0.4)}
-    assert 30 < len(small) < 95  # 60 ± 4.5 deviations
-    assert 190 < len(large) < 290
+    assert 30 < len(small) < 95 and 190 < len(large) < 290  # ± 4.5 deviations
     assert small < large
     assert not any(is_held_out(fen, 0.0) for fen in fens)
     assert all(is_held_out(fen, 1.0) for fen in fens)
@@ -289,12 +270,6 @@ def shares(environment: float) -> dict[str, float]:
     return {"environment": environment, "policy": 1 - environment}
 
 
-def test_shares_of_tasks_that_are_left_out_do_not_count() -> None:
-    keys = {"dataset_name": "rookworld-nano-openings", "tasks": ["policy"], "max_rows": 200}
-    shared = load_data(DataArguments(**keys, task_shares={"environment": 1.0}))
-    assert shared.train.to_list() == load_data(DataArguments(**keys)).train.to_list()
-
-
 @pytest.mark.parametrize("share", [0.0, 0.8])
 def test_task_shares_are_reached_by_repeating_and_no_row_is_lost(tmp_path: Path, share) -> None:
     name = write_jsonl(tmp_path / "rows.jsonl", raw_rows(30))
@@ -305,6 +280,8 @@ def test_task_shares_are_reached_by_repeating_and_no_row_is_lost(tmp_path: Path,
         assert set(mixed.train["prompt"]) == set(plain.train["prompt"])
     assert mixed.heldout.to_list() == plain.heldout.to_list()
     assert mixed.report.train == plain.report.train  # counted before any repetition
+    others = load(name, tasks=["policy"], task_shares={"environment": 1.0})
+    assert others.train.to_list() == load(name, tasks=["policy"]).train.to_list(), "left out"
 
 
 # --- A game's first two plies ---------------------------------------------------------------------
@@ -338,7 +315,7 @@ def test_keys_that_contradict_are_reported_together() -> None:
     with pytest.raises(ConfigurationError) as caught:
         DataArguments(dataset_name="rookworld-nano-opening", tasks=["policy"], **wrong)
     name, kind, share = caught.value.faults
-    assert "did you mean rookworld-nano-openings" in name and "heldout_share: 1.5" in share
+    assert "rookworld-nano-opening" in name and "heldout_share: 1.5" in share
     assert "'opennings' is not a valid kind; did you mean openings" in kind
     with pytest.raises(ConfigurationError, match="load_rows: no option 'task'; did you mean tasks"):
         load_rows(task=["policy"])
@@ -355,13 +332,9 @@ def test_an_unknown_name_or_file_is_a_fault_with_close_matches(tmp_path: Path) -
     ):
         (fault,) = check_dataset_name(name)
         assert repr(name) in fault and re.search(words, fault), fault
-
-
-def test_a_broken_file_is_an_error_that_names_it(tmp_path: Path) -> None:
-    path = tmp_path / "broken.jsonl"
-    path.write_text('{"text": "x"}\n{"text": "P: 8/')
+    broken = text_file(tmp_path / "broken.jsonl", ['{"text": "x"}', '{"text": "P: 8/'])
     with pytest.raises(RookWorldError, match=r"broken\.jsonl' \(JSON parse error: Missing"):
-        load(str(path))
+        load(broken)
 
 
 def test_an_empty_split_stops_the_run(tmp_path: Path) -> None:

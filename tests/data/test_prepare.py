@@ -1,6 +1,6 @@
 """Labelled data sets: nothing lost, nothing twice, the same values whatever dies on the way."""
 
-import json
+import contextlib
 import os
 import signal
 import subprocess
@@ -28,6 +28,7 @@ from rookworld_rlvr.tasks.types import values_by_move
 
 from ..conftest import REPOSITORY, recipe, script
 from ..engines import valued, wait_until, wait_until_valued
+from ..rows import write_jsonl
 
 SCRIPT = REPOSITORY / "recipes" / "prepare_data.py"
 ENVIRONMENT = (
@@ -91,8 +92,7 @@ def test_stored_values_stay(tmp_path: Path) -> None:
     rows, _, _ = prepare(tmp_path, [MATE])
     stored = rows[0]["action_values"]
     stored[0]["cp"] = 77_777  # still the best: it would be seen if it were asked anew
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": MATE, "action_values": stored}) + "\n")
-    name = str(tmp_path / "rows.jsonl")
+    name = write_jsonl(tmp_path / "rows.jsonl", [{"text": MATE, "action_values": stored}])
     for labels in ("stored_or_engine", "stored"):
         rows, _, _ = prepare(tmp_path, [MATE], dataset_name=name, labels=labels)
         assert (values_by_move(rows[0]["action_values"]) or {})["a1a8"] == 77_777, labels
@@ -111,8 +111,7 @@ def test_a_file_made_from_another_says_who_valued_that_one(tmp_path: Path) -> No
 
 def test_no_engine_is_asked_where_no_row_needs_one(tmp_path: Path) -> None:
     rows, report, note = prepare(tmp_path, [ENVIRONMENT], engine_path="/nowhere/stockfish")
-    assert len(rows) == 1 and not report.searches
-    assert note["engine"] is None
+    assert len(rows) == 1 and not report.searches and note["engine"] is None
     with pytest.raises(EngineError, match="no program '/nowhere/stockfish'"):
         prepare(tmp_path, [MATE], engine_path="/nowhere/stockfish")
 
@@ -174,22 +173,16 @@ def argv(folder: Path, rows: Path) -> list[str]:
 
 
 def start(folder: Path, rows: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(SCRIPT), *argv(folder, rows), "--engine_workers", "2"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    command = [sys.executable, str(SCRIPT), *argv(folder, rows), "--engine_workers", "2"]
+    options: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, start_new_session=True, **options)
 
 
 def engines(process: subprocess.Popen[str]) -> Iterator[psutil.Process]:
     for child in psutil.Process(process.pid).children(recursive=True):
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             if child.name() == "stockfish":
                 yield child
-        except psutil.NoSuchProcess:
-            continue
 
 
 def test_killed_engines_are_replaced(tmp_path: Path, undisturbed: tuple[Path, Table]) -> None:
