@@ -61,7 +61,6 @@ def advice_text(result: Row) -> str:
     return "\n".join(advice(result))
 
 
-# --- Rows -----------------------------------------------------------------------------------------
 def test_rows_are_counted_by_task_and_side_and_the_malformed_by_reason(audited: Any) -> None:
     result = audited(white(1), white(2), black(1), E4, E4, E5, "hello", "P: x", "you", "")
     assert result["read"] == 9  # an empty line is no row
@@ -115,7 +114,6 @@ def test_rows_may_be_in_another_column(tmp_path: Path) -> None:
         audit(AuditArguments(dataset_name=str(path.with_suffix(".csv"))))
 
 
-# --- Policy ---------------------------------------------------------------------------------------
 def test_faults_of_form_are_counted(audited: Any) -> None:
     """Each row has one fault of its own; a best move that is illegal is not in M either."""
     answers = (
@@ -169,7 +167,6 @@ def test_rows_beside_their_action_values(audited: Any) -> None:
         assert result[name] == {"black": share(mean, 3)}, name
 
 
-# --- Environment ----------------------------------------------------------------------------------
 KINDS = {
     "board": E4.replace("/4P3/8/PPPP1PPP", "/3P4/8/PPPP1PPP"),
     "side to move": E4.replace(" b KQkq", " w KQkq"),
@@ -240,7 +237,6 @@ def test_the_real_generators_rows(real_data: Path) -> None:
     assert not any(counts[kind] for kind in ("wrong_answer", *KINDS))
 
 
-# --- What to do -----------------------------------------------------------------------------------
 def test_the_script_prints_a_table_and_writes_json(tmp_path: Path, capsys) -> None:
     rows = [E4, KINDS["reward"], black(1), white(1), "nonsense"]
     name = write_jsonl(tmp_path / "rows.jsonl", rows)

@@ -83,7 +83,6 @@ def all_rows(data: LoadedData) -> list[Row]:
     return [*data.train, *data.heldout]
 
 
-# --- Files ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet", "txt"])
 def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
     raws = raw_rows(20)
@@ -201,7 +200,6 @@ def test_what_is_learnt_is_what_the_rules_say(tmp_path: Path) -> None:
     assert "environment answers replaced by the rules'" in "\n".join(learnt.report.lines())
 
 
-# --- For other trainers ---------------------------------------------------------------------------
 def test_rows_for_other_trainers_are_those_of_training(tmp_path: Path, caplog) -> None:
     name = write_jsonl(tmp_path / "rows.jsonl", raw_rows(20))
     rows, data = load_rows(name, heldout_share=0.4), load(name)
@@ -217,7 +215,6 @@ def test_rows_for_other_trainers_are_those_of_training(tmp_path: Path, caplog) -
         assert words in caplog.text
 
 
-# --- Duplicates and the split ---------------------------------------------------------------------
 def test_duplicates_are_dropped_whatever_their_spacing(tmp_path: Path) -> None:
     lines = [environment_line(board) for board in boards(20)]
     again = [f"A: {lines[3]}", lines[4].replace("+", " + "), lines[5] + "<|endoftext|>"]
@@ -265,7 +262,6 @@ def test_held_out_rows_are_capped_by_task_and_the_rest_is_not_trained_on(tmp_pat
     assert capped.report.train == uncapped.report.train
 
 
-# --- Options --------------------------------------------------------------------------------------
 def shares(environment: float) -> dict[str, float]:
     return {"environment": environment, "policy": 1 - environment}
 
@@ -284,7 +280,6 @@ def test_task_shares_are_reached_by_repeating_and_no_row_is_lost(tmp_path: Path,
     assert others.train.to_list() == load(name, tasks=["policy"]).train.to_list(), "left out"
 
 
-# --- A game's first two plies ---------------------------------------------------------------------
 def first_plies_of(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row["task"] == "environment" and is_first_ply(row)]
 
@@ -309,7 +304,6 @@ def test_the_first_two_plies_get_their_share_of_the_environment_rows(share: floa
     assert len(first_plies_of(rows)) / len(asked) == pytest.approx(share, abs=0.01)
 
 
-# --- Faults of the configuration ------------------------------------------------------------------
 def test_keys_that_contradict_are_reported_together() -> None:
     wrong: dict[str, Any] = {"heldout_share": 1.5, "synthetic_shares": {"opennings": 1.0}}
     with pytest.raises(ConfigurationError) as caught:

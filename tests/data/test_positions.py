@@ -69,14 +69,14 @@ def write(folder: Path, form: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("form", ["jsonl", "txt", "fen", "epd", "csv", "pgn"])
-def test_every_form_gives_rows_with_the_truth_to_train_on(form: str, tmp_path: Path) -> None:
-    name = write(tmp_path, form)
-    data = load_data(DataArguments(name, tasks=["environment"], heldout_share=0.3))
-    assert data.report.read >= 60 and not data.report.quarantined
-    assert min(data.report.train.total(), data.report.heldout.total()) > 5
-    for row in [*data.train, *data.heldout]:
-        assert is_right(row["prompt"], row["completion"])
+def test_every_form_gives_rows_with_the_truth_to_train_on(tmp_path: Path) -> None:
+    for form in ("jsonl", "txt", "fen", "epd", "csv", "pgn"):
+        name = write(tmp_path, form)
+        data = load_data(DataArguments(name, tasks=["environment"], heldout_share=0.3))
+        assert data.report.read >= 60 and not data.report.quarantined
+        assert min(data.report.train.total(), data.report.heldout.total()) > 5
+        for row in [*data.train, *data.heldout]:
+            assert is_right(row["prompt"], row["completion"])
 
 
 def test_a_policy_prompt_alone_has_no_answer_unless_values_give_it(tmp_path: Path) -> None:
@@ -132,18 +132,18 @@ def test_a_column_that_is_not_read_is_said(caplog: pytest.LogCaptureFixture) -> 
     assert not caplog.text
 
 
-@pytest.mark.parametrize("form", ["fen", "epd", "txt"])
-def test_a_bad_line_is_counted_from_1_and_called_what_it_is(form: str, tmp_path: Path) -> None:
-    name, kept = write(tmp_path, form), tmp_path / "quarantine.jsonl"
-    lines = Path(name).read_text().splitlines()
-    bad = "rnbqkbnr/ppppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
-    Path(name).write_text("\n".join(["", lines[0], bad, *lines[1:], "hello"]))
-    said = f'neither a RookWorld row, a FEN nor an EPD: "{bad} (expected 8 columns per row'
-    with pytest.raises(RookWorldError, match=re.escape(f"the first is row 3: {said}")):
-        load_data(DataArguments(dataset_name=name, max_quarantined_share=0), kept)
-    first, last = map(json.loads, kept.read_text().splitlines())
-    assert (first["row"], first["text"]) == (3, bad) and first["reason"].startswith(said)
-    assert last["text"] == "hello"
+def test_a_bad_line_is_counted_from_1_and_called_what_it_is(tmp_path: Path) -> None:
+    for form in ("fen", "epd", "txt"):
+        name, kept = write(tmp_path, form), tmp_path / "quarantine.jsonl"
+        lines = Path(name).read_text().splitlines()
+        bad = "rnbqkbnr/ppppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+        Path(name).write_text("\n".join(["", lines[0], bad, *lines[1:], "hello"]))
+        said = f'neither a RookWorld row, a FEN nor an EPD: "{bad} (expected 8 columns per row'
+        with pytest.raises(RookWorldError, match=re.escape(f"the first is row 3: {said}")):
+            load_data(DataArguments(dataset_name=name, max_quarantined_share=0), kept)
+        first, last = map(json.loads, kept.read_text().splitlines())
+        assert (first["row"], first["text"]) == (3, bad) and first["reason"].startswith(said)
+        assert last["text"] == "hello"
 
 
 def test_an_empty_file_and_a_prompt_that_is_no_text_are_called_so(tmp_path: Path) -> None:
@@ -154,20 +154,17 @@ def test_an_empty_file_and_a_prompt_that_is_no_text_are_called_so(tmp_path: Path
     assert isinstance(row, Malformed) and "a list of messages" in row.message
 
 
-@pytest.mark.parametrize(
-    ("text", "played", "faults"),
-    [
+def test_games_are_read_as_far_as_they_go(tmp_path: Path) -> None:
+    for text, played, faults in (
         (GAMES, "e2e4 e7e5 f1c4 b8c6 d1h5 g8f6 h5f7 e2e4 e7e5", ["2: .*Ke3", "3: .*Atomic"]),
         (FAILS, "d2d4 d7d5", ["1: "]),
         (ODD, "e2e4 d2d4 d7d5", ["1: ", "2: "]),
-    ],
-)
-def test_games_are_read_as_far_as_they_go(text, played: str, faults, tmp_path: Path) -> None:
-    (tmp_path / "games.pgn").write_text(text)
-    rows = list(pgn_positions(tmp_path / "games.pgn"))
-    assert [row["action"] for row in rows if "fen" in row] == played.split()
-    said = [row["fault"].removeprefix("game ") for row in rows if "fault" in row]
-    assert len(said) == len(faults) and all(map(re.match, faults, said)), said
+    ):
+        (tmp_path / "games.pgn").write_text(text)
+        rows = list(pgn_positions(tmp_path / "games.pgn"))
+        assert [row["action"] for row in rows if "fen" in row] == played.split()
+        said = [row["fault"].removeprefix("game ") for row in rows if "fault" in row]
+        assert len(said) == len(faults) and all(map(re.match, faults, said)), said
 
 
 def test_a_row_of_a_game_has_its_history_and_a_broken_game_is_named(tmp_path: Path) -> None:

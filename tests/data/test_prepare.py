@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import pytest
 from rookworld_rlvr.common.errors import ConfigurationError, EngineError, RookWorldError
 from rookworld_rlvr.data import prepare as prepare_module
 from rookworld_rlvr.data import synthesis
-from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.data.prepare import PrepareArguments, PrepareReport, read_rows, write_labelled
 from rookworld_rlvr.data.sources import dataset_file, read_provenance, values_line
 from rookworld_rlvr.engine.arguments import EngineArguments
@@ -72,8 +70,13 @@ def test_rows_keep_their_order_and_only_policy_rows_get_values(tmp_path: Path) -
     assert (values_by_move(rows[1]["action_values"]) or {})["a1a8"] == 99_999
     assert rows[1] == rows[3], "the same position, the same values"
     assert len(rows[1]["action_values"]) == 17  # 13 of the rook, 2 of the king, 2 of the pawn
-    assert report.searches["done"] == 1
-    assert not report.repaired
+    assert report.searches["done"] == 1 and not report.repaired
+    stored = rows[1]["action_values"]
+    stored[0]["cp"] = 77_777  # still the best: it would be seen if it were asked anew
+    name = write_jsonl(tmp_path / "rows.jsonl", [{"text": MATE, "action_values": stored}])
+    for labels in ("stored_or_engine", "stored"):
+        (row,), _, _ = prepare(tmp_path, [], dataset_name=name, labels=labels)
+        assert (values_by_move(row["action_values"]) or {})["a1a8"] == 77_777, labels
 
 
 def test_repairs_are_made_and_counted(tmp_path: Path) -> None:
@@ -86,16 +89,6 @@ def test_repairs_are_made_and_counted(tmp_path: Path) -> None:
     assert report.repaired == {"best_move": 1, "environment": 1, "duplicates": 2}
     assert note["counts"]["repaired"] == dict(report.repaired)
     assert note["repairs"] == wanted
-
-
-def test_stored_values_stay(tmp_path: Path) -> None:
-    rows, _, _ = prepare(tmp_path, [MATE])
-    stored = rows[0]["action_values"]
-    stored[0]["cp"] = 77_777  # still the best: it would be seen if it were asked anew
-    name = write_jsonl(tmp_path / "rows.jsonl", [{"text": MATE, "action_values": stored}])
-    for labels in ("stored_or_engine", "stored"):
-        rows, _, _ = prepare(tmp_path, [MATE], dataset_name=name, labels=labels)
-        assert (values_by_move(rows[0]["action_values"]) or {})["a1a8"] == 77_777, labels
 
 
 def test_a_file_made_from_another_says_who_valued_that_one(tmp_path: Path) -> None:
@@ -131,7 +124,7 @@ def test_openings_are_made_with_answers_by_the_engine(tmp_path: Path) -> None:
     assert note["engine"].startswith("Stockfish") and note["limit"] == "depth 2"
 
 
-def test_the_packaged_values_are_the_engines(packaged: LoadedData) -> None:
+def test_the_packaged_values_are_the_engines(packaged) -> None:
     note = read_provenance(dataset_file("rookworld-nano-openings"))
     assert note is not None and note["limit"].startswith("depth 10 ")
     assert note["counts"]["positions"]["given up"] == 0  # its name when they were valued
@@ -178,7 +171,7 @@ def start(folder: Path, rows: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, start_new_session=True, **options)
 
 
-def engines(process: subprocess.Popen[str]) -> Iterator[psutil.Process]:
+def engines(process: subprocess.Popen[str]) -> Any:
     for child in psutil.Process(process.pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             if child.name() == "stockfish":

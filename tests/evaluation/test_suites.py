@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +12,6 @@ import pytest
 
 from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.common.stats import Kind
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, DataArguments, is_held_out, load_data
 from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.evaluation import results
@@ -49,16 +47,14 @@ E4 = EnvironmentPrompt(START, "e2e4", ("e2e4",))
 NO_ENGINE = EngineArguments(engine_path="/no/engine")
 
 
-# --- Environment ----------------------------------------------------------------------------------
 METRICS = "exact next_state_exact position levenshtein reward terminated truncated".split()
 RIGHT = {**dict.fromkeys(METRICS, 1.0), "invalid": 0.0}
 UNREADABLE = {**dict.fromkeys(METRICS, 0.0), "invalid": 1.0}
 OTHER_STATE = {"exact": 0, "next_state_exact": 0, "position": 0, "levenshtein": 1 - 2 / 59}
 
 
-@pytest.mark.parametrize(
-    ("completion", "changed"),
-    [
+def test_environment_metrics_by_hand() -> None:
+    for completion, changed in (
         (RIGHT_E4, {}),
         # An en passant square where no capture is legal: "-" becomes "e3", two edits of 59.
         (RIGHT_E4.replace(" - ", " e3 "), OTHER_STATE),
@@ -67,11 +63,9 @@ OTHER_STATE = {"exact": 0, "next_state_exact": 0, "position": 0, "levenshtein": 
         # Unreadable, but for its position.
         (f"{START}+0.001+0", UNREADABLE),
         (f"{AFTER_E4}+0.001+0", {**UNREADABLE, "position": 1.0}),
-    ],
-)
-def test_environment_metrics_by_hand(completion: str, changed: Mapping[str, float]) -> None:
-    found = EnvironmentSuite.judge(E4, completion)
-    assert found == pytest.approx({**RIGHT, **changed}, abs=1e-12)
+    ):
+        found = EnvironmentSuite.judge(E4, completion)
+        assert found == pytest.approx({**RIGHT, **changed}, abs=1e-12)
 
 
 def test_environment_items_are_held_out_and_from_all_of_the_game() -> None:
@@ -101,7 +95,6 @@ def test_the_oracle_is_always_right(kind: Any) -> None:
         assert found.value == pytest.approx(best, abs=1e-9), name
 
 
-# --- Policy ---------------------------------------------------------------------------------------
 # Six moves are legal; in centipawns from the side to move.
 VALUES = {"a1a2": 100, "b1b2": 40, "c1c2": 0, "d1d2": -60, "e1e2": -300, "f1f2": -5000}
 NONE = dict.fromkeys("invalid legal expected_score best_move top_five top_5_overlap".split(), 0.0)
@@ -118,9 +111,8 @@ def of_move(cp: float) -> dict[str, float]:
     return {"legal": 1, "expected_score": lichess(cp), "win_probability_loss": loss}
 
 
-@pytest.mark.parametrize(
-    ("completion", "expected"),
-    [
+def test_policy_metrics_by_hand() -> None:
+    for completion, expected in (
         (
             # M: 4 of the top five, one that is illegal. E: |1.5 - 1|, |-0.2|, |0.4 + 0.6|, |-2 + 3|.
             "M: a1a2 c1c2 d1d2 e1e2 h1h2 E: 1.5 -0.2 0.4 -2.0 9.0 B: d1d2",
@@ -138,14 +130,11 @@ def of_move(cp: float) -> dict[str, float]:
         ),
         ("M: a1a2 E: -0.1 B: h1h2", {"top_5_overlap": 1 / 5, "evaluation_mae": 1.1}),
         ("M: a1a2 B: a1a2", {"invalid": 1}),
-    ],
-)
-def test_policy_metrics_by_hand(completion: str, expected: Mapping[str, float]) -> None:
-    found = PolicySuite.judge(VALUES, completion)
-    assert found == pytest.approx({**NONE, **expected}, abs=1e-6)
+    ):
+        found = PolicySuite.judge(VALUES, completion)
+        assert found == pytest.approx({**NONE, **expected}, abs=1e-6)
 
 
-# --- Models under test ----------------------------------------------------------------------------
 @pytest.mark.parametrize("decoding", [GREEDY, ROOKWORLD], ids=lambda decoding: decoding.name)
 @pytest.mark.parametrize("kind", [EnvironmentSuite, PolicySuite])
 def test_a_batch_of_one_and_of_many_give_the_same_answers(kind: Any, decoding, tokenizer) -> None:
@@ -158,7 +147,6 @@ def test_a_batch_of_one_and_of_many_give_the_same_answers(kind: Any, decoding, t
     assert suite.run(together).decoding == decoding.as_dict()
 
 
-# --- Training sets --------------------------------------------------------------------------------
 def test_items_that_a_training_set_holds_are_left_out(tmp_path: Path) -> None:
     suite = EnvironmentSuite(60, 0)
     trained, prompt = next(iter(suite.items.items()))
@@ -181,7 +169,6 @@ def test_the_packaged_training_set_holds_no_test_position() -> None:
         assert not trained & set(map(rules.position_key, suite.positions().values()))
 
 
-# --- Results --------------------------------------------------------------------------------------
 class Own(Suite[str]):
     name, version, headline = "own", 1, "right"
     metrics = MappingProxyType({"right": Metric("share")})
@@ -243,7 +230,7 @@ def test_the_schema_of_the_results_file(evaluated: list[ModelResults]) -> None:
 
 def test_four_games_earn_no_star() -> None:
     def model(name: str, value: float, games: int) -> ModelResults:
-        kinds: Mapping[str, Kind] = {"legal_half_moves": "mean", "finished": "share"}
+        kinds: Any = {"legal_half_moves": "mean", "finished": "share"}
         one = {"legal_half_moves": value, "finished": min(value, 1.0)}
         seen = {key: {str(game): number for game in range(games)} for key, number in one.items()}
         result = results.SuiteResult(1, games, 0, {"name": "x"}, kinds, seen)

@@ -67,20 +67,17 @@ CASTLING = "r1bqk1nr/pppp1ppp/2n5/2b1p3/2B1P3/5N2/PPPP1PPP/RNBQK2R w KQkq - 4 4"
 PROMOTION, QUEEN = "7k/4P3/8/8/8/8/8/4K3 w - - 0 1", "4Q2k/8/8/8/8/8/8/4K3"
 
 
-@pytest.mark.parametrize(
-    ("fen", "move", "words", "true"),
-    [
+def test_the_next_state_is_shown_beside_python_chess_s(capsys) -> None:
+    for fen, move, words, true in (
         (CASTLING, "O-O", "e1g1: O-O", {"castling": "kq", "reward": "0.001"}),
         (PROMOTION, "e8=Q+", "e7e8q: e8=Q+", {"board": QUEEN}),
         (chess.STARTING_FEN, "e2e5", "e2e5: illegal", {"reward": "-1.0", "truncated": "True"}),
-    ],
-)
-def test_the_next_state_is_shown_beside_python_chess_s(fen, move, words: str, true, capsys) -> None:
-    lines = said(capsys, "--fen", fen, "--move", move).splitlines()
-    assert lines[1].startswith(words)
-    for name, value in true.items():
-        (line,) = [line for line in lines if line[2:].startswith(f"{name} ")]
-        assert line.endswith(value), "right in the answer, or beside it"
+    ):
+        lines = said(capsys, "--fen", fen, "--move", move).splitlines()
+        assert lines[1].startswith(words)
+        for name, value in true.items():
+            (line,) = [line for line in lines if line[2:].startswith(f"{name} ")]
+            assert line.endswith(value), "right in the answer, or beside it"
 
 
 def test_only_what_is_wrong_is_marked() -> None:

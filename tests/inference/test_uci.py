@@ -5,7 +5,6 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue, SimpleQueue
 
@@ -23,9 +22,8 @@ class Conversation:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.said: list[str] = []
         self._lines: SimpleQueue[str | None] = SimpleQueue()
-        self._heard: Queue[str] = Queue()
+        self.heard: Queue[str] = Queue()
         self.engine = Engine("made-up", model.load, self._write)
         lines = iter(self._lines.get, None)
         self.thread = threading.Thread(target=self.engine.run, args=(lines,), daemon=True)
@@ -33,8 +31,7 @@ class Conversation:
 
     def _write(self, text: str) -> None:
         for line in text.splitlines():
-            self.said.append(line)
-            self._heard.put(line)
+            self.heard.put(line)
 
     def send(self, *lines: str | None) -> None:
         for line in lines:
@@ -42,14 +39,14 @@ class Conversation:
 
     def until(self, start: str) -> list[str]:
         """The next lines, to the first that starts so."""
-        lines = [self._heard.get(timeout=60)]
+        lines = [self.heard.get(timeout=60)]
         while not lines[-1].startswith(start):
-            lines.append(self._heard.get(timeout=60))
+            lines.append(self.heard.get(timeout=60))
         return lines
 
 
 @pytest.fixture
-def talk() -> Iterator[Conversation]:
+def talk():
     conversation = Conversation(Model())
     yield conversation
     conversation.send("quit")
@@ -222,12 +219,11 @@ def test_a_thousand_odd_lines(seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
     talk.send(*(odd_line(draw) for _ in range(1000)), "stop", "quit")
     talk.thread.join(timeout=60)
     assert not talk.thread.is_alive()
-    best = [line.split()[1] for line in talk.said if line.startswith("bestmove")]
+    best = [line.split()[1] for line in talk.heard.queue if line.startswith("bestmove")]
     assert len(best) == len(asked) > 100
     for board, move in zip(asked, best, strict=True):
         assert move == "0000" if not any(board.legal_moves) else board.parse_uci(move)
     assert len(best) - best.count("0000") > 50
-    assert all("\n" not in line for line in talk.said)
 
 
 PROGRAM = """

@@ -16,9 +16,8 @@ VALUES = {"e2e4": 30, "d2d4": 25, "a2a3": -20}
 HIDDEN = f"F: {START}+e2e4+e2e4+{AFTER_E4.replace('KQkq', '[MASK]')}+0.001+0+0+"
 
 
-@pytest.mark.parametrize(
-    ("prompt", "answer", "kinds"),
-    [
+def test_what_is_wrong_with_an_answer() -> None:
+    for prompt, answer, kinds in (
         (E4, RIGHT_E4, []),
         (E4, RIGHT_E4.replace(" - ", " e3 "), ["en passant"]),
         (E4, RIGHT_E4.replace("KQkq", "KQk"), ["castling"]),
@@ -35,10 +34,8 @@ HIDDEN = f"F: {START}+e2e4+e2e4+{AFTER_E4.replace('KQkq', '[MASK]')}+0.001+0+0+"
         (HIDDEN, " KQkq", []),
         (HIDDEN, " KQ", ["castling"]),
         (HIDDEN, " e2e4", ["malformed"]),
-    ],
-)
-def test_what_is_wrong_with_an_answer(prompt: str, answer: str, kinds: list[str]) -> None:
-    assert list(TASKS[task_of(prompt)].errors(prompt, answer, VALUES)) == kinds
+    ):
+        assert list(TASKS[task_of(prompt)].errors(prompt, answer, VALUES)) == kinds
 
 
 PROMPTS = {

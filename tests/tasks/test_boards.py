@@ -105,16 +105,13 @@ CASTLING = (
 ACTION = f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+0.001+0+0+"
 
 
-@pytest.mark.parametrize(
-    ("prompt", "answer", "said"),
-    [
+def test_a_fill_in_answer_is_named_below_the_state() -> None:
+    for prompt, answer, said in (
         (RANK, " 3P4", "wrong: rank 3P4; fits: 4P3"),
         (RANK, " 4P3", "right: rank 4P3; fits: 4P3"),
         (ACTION, " e2e5", "wrong: action e2e5; fits: e2e4"),
         (CASTLING, "e1h1", "right: action e1h1; fits: e1g1, or 1 more"),
-    ],
-)
-def test_a_fill_in_answer_is_named_below_the_state(prompt: str, answer: str, said: str) -> None:
-    picture = TASKS["fill_in"].board({"prompt": prompt}, answer)
-    assert words(picture) == said
-    assert len(lines(picture, "#5b6470")) == 1 and pieces(picture) > 0
+    ):
+        picture = TASKS["fill_in"].board({"prompt": prompt}, answer)
+        assert words(picture) == said
+        assert len(lines(picture, "#5b6470")) == 1 and pieces(picture) > 0

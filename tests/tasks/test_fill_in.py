@@ -4,11 +4,9 @@ import random
 import re
 from itertools import combinations, islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import PreTrainedTokenizerBase
 
 from rookworld_rlvr.common.errors import NotationError
 from rookworld_rlvr.common.files import asset_path
@@ -50,10 +48,8 @@ def record(*columns: str) -> tuple[EnvironmentPrompt, EnvironmentAnswer]:
     )
 
 
-# --- Every place of a record ----------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("column", "part", "field", "hidden"),
-    [
+def test_the_only_answer_to_each_place_of_the_fools_mate() -> None:
+    for column, part, field, hidden in (
         ("state", 0, "rank", "rnbqkbnr"),
         ("state", 8, "side_to_move", "b"),
         ("state", 9, "castling", "KQkq"),
@@ -71,19 +67,16 @@ def record(*columns: str) -> tuple[EnvironmentPrompt, EnvironmentAnswer]:
         ("reward", None, "reward", "1.0"),
         ("terminated", None, "flags", "1"),
         ("truncated", None, "flags", "0"),
-    ],
-)
-def test_the_only_answer_to_each_place_of_the_fools_mate(column, part, field, hidden: str) -> None:
-    prompt, was = fill_in_record.mask(*record(*FOOLS), column, part)
-    assert (prompt.column, prompt.part, prompt.field, was) == (column, part, field, hidden)
-    assert fill_in_record.fitting(prompt) == (hidden,)
-    text = fill_in_record.write_fill_in_prompt(prompt)
-    assert text.count("[MASK]") == (2 if column == "action" else 1)
-    assert parse_fill_in_prompt(text) == prompt
-    assert fill_in_record.filled(prompt.columns, hidden) == record(*FOOLS)
+    ):
+        prompt, was = fill_in_record.mask(*record(*FOOLS), column, part)
+        assert (prompt.column, prompt.part, prompt.field, was) == (column, part, field, hidden)
+        assert fill_in_record.fitting(prompt) == (hidden,)
+        text = fill_in_record.write_fill_in_prompt(prompt)
+        assert text.count("[MASK]") == (2 if column == "action" else 1)
+        assert parse_fill_in_prompt(text) == prompt
+        assert fill_in_record.filled(prompt.columns, hidden) == record(*FOOLS)
 
 
-# --- Several answers ------------------------------------------------------------------------------
 KINGS = "4k3/8/8/8/8/8/8"
 E4_E5 = "rnbqkbnr/pppp1ppp/8/4p3/4P3/8/PPPP1PPP/RNBQKBNR"
 KE2 = "rnbqkbnr/pppp1ppp/8/4p3/4P3/8/PPPPKPPP/RNBQ1BNR"
@@ -176,7 +169,6 @@ def near_ranks(rank: str) -> set[str]:
     }
 
 
-# --- No answer ------------------------------------------------------------------------------------
 NO_FIT = "no answer is consistent with the record"
 ILLEGAL = "a masked action was illegal: any illegal text would fit"
 UNJUDGED = "a masked move of an incomplete history cannot be judged"
@@ -212,7 +204,6 @@ def test_a_corrupted_record_is_quarantined_and_never_scored(prompt: str) -> None
     assert score_row(prompt, answer) is None
 
 
-# --- Grammar --------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -243,21 +234,18 @@ def test_what_is_no_fill_in_prompt(text: str, reason: str) -> None:
     assert score_row(text, "e2e4") is None
 
 
-@pytest.mark.parametrize(
-    ("field", "text"),
-    [
+def test_an_answer_of_another_form_has_all_components_0() -> None:
+    for field, text in (
         *(("action", ""), ("action", "e2 e4"), ("action", "e2e4 e2e4"), ("history", "O-O")),
         *(("next_state", START[:-2]), ("rank", "9"), ("rank", "7"), ("rank", "8/8")),
         *(("side_to_move", "white"), ("castling", "qK"), ("castling", ""), ("en_passant", "e4")),
         *(("clocks", "-1"), ("clocks", "٣"), ("reward", "nan"), ("flags", "2"), ("flags", "0 0")),
-    ],
-)
-def test_an_answer_of_another_form_has_all_components_0(field: Any, text: str) -> None:
-    with pytest.raises(NotationError):
-        parse_fill_in_answer(field, text)
-    row = next(fill_in_rows(2, {field: 1}))
-    score = fill_in_record.score_fill_in(parse_fill_in_prompt(row["prompt"]), text)
-    assert set(score.values()) == {0.0}
+    ):
+        with pytest.raises(NotationError):
+            parse_fill_in_answer(field, text)
+        row = next(fill_in_rows(2, {field: 1}))
+        score = fill_in_record.score_fill_in(parse_fill_in_prompt(row["prompt"]), text)
+        assert set(score.values()) == {0.0}
 
 
 def test_a_row_splits_whatever_its_spaces_and_joins_again() -> None:
@@ -269,7 +257,7 @@ def test_a_row_splits_whatever_its_spaces_and_joins_again() -> None:
         split_row(f"F: {START}+e2e4+e2e4+[MASK]")
 
 
-def test_prompts_are_prefixes_of_their_rows_in_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_prompts_are_prefixes_of_their_rows_in_tokens(tokenizer) -> None:
     """Also where the answer is a sign, which GPT-2's tokenizer would join to the last ``+``."""
     split = ByteLevel(add_prefix_space=False, use_regex=True).pre_tokenize_str  # GPT-2's own
     fields = dict.fromkeys(FILL_IN_FIELDS, 0.1)
@@ -284,7 +272,6 @@ def test_prompts_are_prefixes_of_their_rows_in_tokens(tokenizer: PreTrainedToken
     assert "-" in signs
 
 
-# --- Rows -----------------------------------------------------------------------------------------
 def test_the_packaged_rows() -> None:
     rows = list(raw_rows(SourceArguments("rookworld-nano-fill-in")))
     assert len(rows) == 12_057

@@ -92,7 +92,6 @@ def assert_scored(completion: str) -> None:
         assert fill_in is None
 
 
-# --- Any text is scored ---------------------------------------------------------------------------
 # Pieces of right answers, and what looks like them: other digits, no numbers, control characters.
 PIECES = st.sampled_from(
     [
@@ -189,7 +188,6 @@ def test_a_parser_raises_no_other_error_than_its_own(text: str) -> None:
             parse(text)
 
 
-# --- Records with a mask --------------------------------------------------------------------------
 LETTERS = [*"pnbrqkPNBRQK12345678/ -+abcdefgh.wF:0", "[MASK]", "[", "<|endoftext|>", "\n", "٣", ""]
 
 
@@ -227,7 +225,6 @@ def test_any_record_and_any_completion_is_scored_or_has_no_truth() -> None:
     assert min(outcomes.values()) > 200, outcomes
 
 
-# --- What is written can be read again ------------------------------------------------------------
 @st.composite
 def games(draw: st.DrawFn) -> chess.Board:
     """A position after up to 60 legal plies, its moves on the stack, one more to play."""
@@ -252,7 +249,6 @@ def test_policy_answers_round_trip(moves: list[str], pawns: list[float], best: s
     assert parse_policy_answer(write_policy_answer(answer)) == answer
 
 
-# --- Truth and references -------------------------------------------------------------------------
 @given(games(), st.data())
 def test_the_truth_itself_is_exact_for_every_environment_reward(board: chess.Board, data) -> None:
     action = data.draw(st.one_of(st.sampled_from([m.uci() for m in board.legal_moves]), ACTIONS))

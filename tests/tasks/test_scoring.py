@@ -17,48 +17,38 @@ from rookworld_rlvr.tasks.policy import (
     write_policy_answer,
 )
 from rookworld_rlvr.tasks.registry import score_row
-from rookworld_rlvr.tasks.types import Score
 
 from ..rows import AFTER_E4, PAWN_VALUES, PAWNS, START
 
 GOES_ON = "+0.001+0+0"
 
 
-def environment(completion: str) -> Score:
+def environment(completion: str):
     return score_environment(START, "e2e4", completion)
 
 
-def policy(completion: str) -> Score:
+def policy(completion: str):
     return score_policy(PAWN_VALUES, completion)
-
-
-# --- Environment ----------------------------------------------------------------------------------
-def test_the_right_answer_has_every_component_1() -> None:
-    score = environment(AFTER_E4 + GOES_ON)
-    assert dict(score) == dict.fromkeys(ENVIRONMENT_COMPONENTS, 1.0)
 
 
 NINE, TEN = "PPPP1PPPP", "PPPP1PPPPP"  # squares in White's second rank
 
 
-@pytest.mark.parametrize(
-    ("board", "state"),
-    [
+def test_a_malformed_board_counts_by_how_near_it_is() -> None:
+    for board, state in (
         # Half the ranks right, half the edits of squares with their slashes; 0.6 of it, 0.4 by fields.
         (AFTER_E4.replace("PPPP1PPP", NINE), 0.2 * (0.6 * (7 / 8 + 71 / 72) / 2 + 0.4)),
         (AFTER_E4.replace("PPPP1PPP", TEN), 0.2 * (0.6 * (7 / 8 + 71 / 73) / 2 + 0.4)),
         (AFTER_E4.replace("4P3/8", "4P3"), 0.2 * (0.6 * (7 / 8 + 62 / 71) / 2 + 0.4)),
         (AFTER_E4.replace("PPPP1PPP", NINE).replace(" 0 1", " 1 1"), 0.175667),
         (AFTER_E4.replace("PPPP1PPP/", "PPPP1PPP/8/"), 0.2 * (0.6 * (8 / 9 + 71 / 80) / 2 + 0.4)),
-    ],
-)
-def test_a_malformed_board_counts_by_how_near_it_is(board: str, state: float) -> None:
-    score = environment(board + GOES_ON)
-    others = {name: 0.0 for name in ENVIRONMENT_COMPONENTS if name != "state"}
-    assert score == pytest.approx({**others, "state": state}, abs=1e-6)
-    assert score["state"] < environment("8/8/8/8/8/8/8/8 w - e6 3 9+0.5+1+1")["state"]
-    for shaping in get_args(composites.Shaping):
-        assert composites.graduated(score, shaping) == pytest.approx(state - 0.3, abs=1e-6)
+    ):
+        score = environment(board + GOES_ON)
+        others = {name: 0.0 for name in ENVIRONMENT_COMPONENTS if name != "state"}
+        assert score == pytest.approx({**others, "state": state}, abs=1e-6)
+        assert score["state"] < environment("8/8/8/8/8/8/8/8 w - e6 3 9+0.5+1+1")["state"]
+        for shaping in get_args(composites.Shaping):
+            assert composites.graduated(score, shaping) == pytest.approx(state - 0.3, abs=1e-6)
 
 
 def test_wrong_answers_that_rookworld_lm_gave_differ(real_data: Path) -> None:
@@ -78,6 +68,7 @@ def test_wrong_answers_that_rookworld_lm_gave_differ(real_data: Path) -> None:
 
 
 def test_position_is_the_first_four_fields_whatever_follows() -> None:
+    assert environment(AFTER_E4 + GOES_ON) == dict.fromkeys(ENVIRONMENT_COMPONENTS, 1.0)
     elsewhere = AFTER_E4.replace(" 0 1", " 3 9") + "+?"
     for right in (AFTER_E4 + GOES_ON, AFTER_E4, f"A: {AFTER_E4}\n and more", elsewhere):
         assert environment(right)["position"] == 1
@@ -85,7 +76,6 @@ def test_position_is_the_first_four_fields_whatever_follows() -> None:
         assert environment(wrong)["position"] == 0
 
 
-# --- Lichess's formulas, https://lichess.org/page/accuracy ----------------------------------------
 def test_win_probability() -> None:
     for cp, probability in (
         (0, 0.5),
@@ -111,10 +101,8 @@ def test_move_accuracy() -> None:
         assert move_accuracy(loss) == pytest.approx(accuracy, abs=1e-6)
 
 
-# --- Policy ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("best", "quality", "regret", "rank"),
-    [
+def test_quality_regret_and_rank_of_the_best_move() -> None:
+    for best, quality, regret, rank in (
         ("g2g4", 1.0, 1.0, 1.0),
         ("f2f4", 1.0, 1.0, 1.0),  # as good as the other
         # Loses 0.591026 - 0.545896 = 0.045129; two of seven are better.
@@ -123,19 +111,16 @@ def test_move_accuracy() -> None:
         ("h1g1", 0.662397, 0.908974, 4 / 7),
         ("h2h3", 0.200871, 0.657849, 1 / 7),  # loses 0.342151; the worst, yet legal
         ("h1h2", 0.0, 0.0, 0.0),  # illegal
-    ],
-)
-def test_quality_regret_and_rank_of_the_best_move(best: str, quality, regret, rank: float) -> None:
-    score = policy(f"M: g2g4 E: 1.0 B: {best}")
-    assert score["best_move"] == pytest.approx(quality, abs=1e-6)
-    assert score["best_move_hit"] == float(quality == 1)
-    assert score["regret"] == pytest.approx(regret, abs=1e-6)
-    assert score["rank"] == pytest.approx(rank)
+    ):
+        score = policy(f"M: g2g4 E: 1.0 B: {best}")
+        assert score["best_move"] == pytest.approx(quality, abs=1e-6)
+        assert score["best_move_hit"] == float(quality == 1)
+        assert score["regret"] == pytest.approx(regret, abs=1e-6)
+        assert score["rank"] == pytest.approx(rank)
 
 
-@pytest.mark.parametrize(
-    ("component", "completion", "value"),
-    [
+def test_components_of_a_policy_answer() -> None:
+    for component, completion, value in (
         # Of the top five, where three moves share the fourth to sixth place.
         ("candidates", "M: g2g4 f2f4 h2h4 h1g1 g2g3 E: 0.0 B: g2g4", 1.0),
         ("candidates", "M: g2g4 f2f4 h2h4 h1g1 f2f3 E: 0.0 B: g2g4", 1.0),
@@ -162,10 +147,8 @@ def test_quality_regret_and_rank_of_the_best_move(best: str, quality, regret, ra
         ("consistency", "M: g2g4 f2f4 E: 0.5 B: f2f4", 0.5),  # E is short, and lacks B's
         ("consistency", "M: g2g4 g2g4 E: 0.5 0.1 B: g2g4", 0.75),  # a move twice
         ("consistency", "M: a1a8 a1a8 E: 0.5 B: g2g4", 0.0),
-    ],
-)
-def test_components_of_a_policy_answer(component: str, completion: str, value: float) -> None:
-    assert policy(completion)[component] == pytest.approx(value, abs=1e-6)
+    ):
+        assert policy(completion)[component] == pytest.approx(value, abs=1e-6), completion
 
 
 def test_the_reference_is_the_engines_top_five_with_the_right_best_move() -> None:

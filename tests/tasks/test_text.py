@@ -46,9 +46,8 @@ def test_policy_row_splits_before_the_last_space_of_the_padding() -> None:
     assert split_row(ENVIRONMENT_ROW)[1:] == (f"A: {START}+e2e4+e2e4+", f"{AFTER_E4}+0.001+0+0")
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
+def test_malformed_rows_are_errors_with_their_reason() -> None:
+    for row, reason in (
         ("", "fewer than seven fields in the environment row"),
         (f"A: {START}+e2e4+e2e4", "fewer than seven fields in the environment row"),
         (f"A: {START}+e2e4+e2e4+", "not the four fields"),
@@ -58,12 +57,10 @@ def test_policy_row_splits_before_the_last_space_of_the_padding() -> None:
         (f"P: {POLICY_FEN}", "no section 'M:' in the policy row"),
         (f"P: {POLICY_FEN} M: a4a3", "not the three sections"),
         ("P: M: a4a3 E: 0.1 B: a4a3", "a FEN has six fields"),
-    ],
-)
-def test_malformed_rows_are_errors_with_their_reason(row: str, reason: str) -> None:
-    with pytest.raises(NotationError) as caught:
-        split_row(row)
-    assert caught.value.reason.startswith(reason)
+    ):
+        with pytest.raises(NotationError) as caught:
+            split_row(row)
+        assert caught.value.reason.startswith(reason)
 
 
 def test_the_prefix_names_the_task() -> None:

@@ -15,8 +15,6 @@ from rookworld_rlvr.web.app import LOOPBACK, free_port, launch, main
 from rookworld_rlvr.web.desk import Desk
 from rookworld_rlvr.web.shown import analyses, read_board, square_at
 
-from ..browser import Browser
-
 TAB = "[role=tab]"
 SCRIPT = "<script>document.title = 'run'</script>"
 
@@ -44,7 +42,7 @@ def status(port: int, path: str, host: str | None = None) -> int:
 class Visitor:
     """Somebody at the page, in a window of some width."""
 
-    def __init__(self, browser: Browser, port: int, width: int) -> None:
+    def __init__(self, browser: Any, port: int, width: int) -> None:
         self.browser, self.ask = browser, browser.ask
         browser.size(width, "dark" if width < 600 else "light")
         browser.driver.get(f"http://{LOOPBACK}:{port}/")
@@ -93,7 +91,7 @@ class Visitor:
 
 
 @pytest.fixture(params=[1280, 390])
-def visitor(browser: Browser, port: int, request: pytest.FixtureRequest) -> Iterator[Visitor]:
+def visitor(browser: Any, port: int, request: pytest.FixtureRequest) -> Iterator[Visitor]:
     visitor = Visitor(browser, port, request.param)
     yield visitor
     assert browser.overflow() <= 0, "no sideways scrolling"
