@@ -4,7 +4,6 @@ import json
 import re
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import chess
 import chess.pgn
@@ -42,31 +41,22 @@ def prompts(count: int) -> list[str]:
 
 def write(folder: Path, form: str) -> str:
     """Sixty questions in a form."""
-    fens = list(islice(opening_positions(1, 12), 60))
-    path = folder / f"data.{form}"
-    if form == "jsonl":
-        return write_jsonl(path, [{"prompt": prompt} for prompt in prompts(60)])
-    if form == "txt":
-        path.write_text("\n".join(prompts(60)))
-    elif form == "fen":
-        path.write_text("\n".join(fens))
-    elif form == "epd":
-        lines = (chess.Board(fen).epd(id=n, c0="a check: Qd1+") for n, fen in enumerate(fens))
-        path.write_text("\n".join(lines))
-    elif form == "csv":
-        path.write_text("\n".join(["fen,who", *(f"{fen},me" for fen in fens)]))
-    else:
-        games: list[str] = []
-        for _ in range(12):
-            board, game = chess.Board(), chess.pgn.Game()
-            node: Any = game
-            for number in range(6):
-                move = list(board.legal_moves)[(number + len(games)) % board.legal_moves.count()]
-                board.push(move)
-                node = node.add_variation(move)
-            games.append(str(game))
-        path.write_text("\n\n".join(games))
-    return str(path)
+    fens, games = list(islice(opening_positions(1, 12), 60)), []
+    for game in range(12):
+        board = chess.Board()
+        for ply in range(6):
+            board.push(list(board.legal_moves)[(ply + game) % board.legal_moves.count()])
+        games.append(f"{chess.pgn.Game.from_board(board)}\n")
+    texts = {
+        "jsonl": [json.dumps({"prompt": prompt}) for prompt in prompts(60)],
+        "txt": prompts(60),
+        "fen": fens,
+        "epd": [chess.Board(fen).epd(id=n, c0="a check: Qd1+") for n, fen in enumerate(fens)],
+        "csv": ["fen,who", *(f"{fen},me" for fen in fens)],
+        "pgn": games,
+    }
+    (folder / f"data.{form}").write_text("\n".join(texts[form]))
+    return str(folder / f"data.{form}")
 
 
 def test_every_form_gives_rows_with_the_truth_to_train_on(tmp_path: Path) -> None:

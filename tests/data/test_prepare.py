@@ -29,14 +29,11 @@ from ..engines import valued, wait_until, wait_until_valued
 from ..rows import write_jsonl
 
 SCRIPT = REPOSITORY / "recipes" / "prepare_data.py"
-ENVIRONMENT = (
-    "A: 6k1/5ppp/8/8/8/8/7P/R6K w - - 0 1+h2h4+h2h4+6k1/5ppp/8/8/7P/8/8/R6K b - h3 0 1+0.001+0+0"
-)
+ASKED = "A: 6k1/5ppp/8/8/8/8/7P/R6K w - - 0 1+h2h4+h2h4+"
+ENVIRONMENT = f"{ASKED}6k1/5ppp/8/8/7P/8/8/R6K b - h3 0 1+0.001+0+0"
 MATE = "P: 6k1/5ppp/8/8/8/8/7P/R6K w - - 0 1 M: a1a8 a1a7 h2h4 E: 1.0 5.0 3.0 B: h2h4"
 
 Table = list[dict[str, Any]]
-
-
 pytestmark = pytest.mark.usefixtures("stockfish")
 
 
@@ -50,14 +47,9 @@ def prepare(tmp_path: Path, lines: list[str], **options: Any) -> tuple[Table, Pr
     """The story of `recipes/prepare_data.py` in this process, at depth 2."""
     source_file, output = tmp_path / "rows.txt", tmp_path / "out.parquet"
     source_file.write_text("\n".join(lines) + "\n")
-    usual = {
-        "dataset_name": str(source_file),
-        "output_file": str(output),
-        "engine_depth": 2,
-        "engine_cache": str(tmp_path / "values.sqlite"),
-    }
-    args = PrepareArguments(**{**usual, **options})
-    report = PrepareReport()
+    usual = {"dataset_name": str(source_file), "output_file": str(output), "engine_depth": 2}
+    usual["engine_cache"] = str(tmp_path / "values.sqlite")
+    args, report = PrepareArguments(**{**usual, **options}), PrepareReport()
     rows = read_rows(args, report, tmp_path / "quarantine.jsonl")
     write_labelled(output, rows, args, report)
     return pq.read_table(output).to_pylist(), report, read_provenance(output) or {}
@@ -84,11 +76,9 @@ def test_repairs_are_made_and_counted(tmp_path: Path) -> None:
     rows, report, note = prepare(tmp_path, [ENVIRONMENT, MATE, ENVIRONMENT, MATE], repairs=wanted)
     assert [row["text"][0] for row in rows] == ["A", "P"]
     assert " b - - 0 1+" in rows[0]["text"]
-    answer = parse_policy_answer(rows[1]["text"].split(" M:")[1].join(["M:", ""]))
-    assert answer.best_move == "a1a8"
+    assert parse_policy_answer(split_row(rows[1]["text"])[2]).best_move == "a1a8"
     assert report.repaired == {"best_move": 1, "environment": 1, "duplicates": 2}
-    assert note["counts"]["repaired"] == dict(report.repaired)
-    assert note["repairs"] == wanted
+    assert note["counts"]["repaired"] == dict(report.repaired) and note["repairs"] == wanted
 
 
 def test_a_file_made_from_another_says_who_valued_that_one(tmp_path: Path) -> None:
@@ -171,41 +161,38 @@ def start(folder: Path, rows: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, start_new_session=True, **options)
 
 
-def engines(process: subprocess.Popen[str]) -> Any:
-    for child in psutil.Process(process.pid).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if child.name() == "stockfish":
-                yield child
+def kill_an_engine(process: subprocess.Popen[str]) -> None:
+    def engines() -> Any:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.name() == "stockfish":
+                    yield child
+
+    wait_until(lambda: any(engines()))
+    next(engines()).kill()
 
 
-def test_killed_engines_are_replaced(tmp_path: Path, undisturbed: tuple[Path, Table]) -> None:
+def test_killed_engines_are_replaced_and_a_killed_run_goes_on(tmp_path: Path, undisturbed) -> None:
     rows, expected = undisturbed
     with start(tmp_path, rows) as process:
-        for done in (3, 12, 20):
+        for done in (3, 6):
             wait_until_valued(tmp_path, done)
-            wait_until(lambda: any(engines(process)))
-            next(engines(process)).kill()
-        printed, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, printed
-    assert "engine replaced at" in printed
-    assert pq.read_table(tmp_path / "out.parquet").to_pylist() == expected
-
-
-def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, undisturbed: tuple[Path, Table]) -> None:
-    rows, expected = undisturbed
-    with start(tmp_path, rows) as process:
-        wait_until_valued(tmp_path, 8)
+            kill_an_engine(process)
+        wait_until_valued(tmp_path, 10)
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
     assert not (tmp_path / "out.parquet").exists()
     before = valued(tmp_path)
-    assert 8 <= before < len(expected) - 1
+    assert 10 <= before < len(expected) - 6
     with start(tmp_path, rows) as process:
+        for more in (2, 4):
+            wait_until_valued(tmp_path, before + more)
+            kill_an_engine(process)
         printed, _ = process.communicate(timeout=300)
     assert process.returncode == 0, printed
+    assert "engine replaced at" in printed
     assert pq.read_table(tmp_path / "out.parquet").to_pylist() == expected
-    note = read_provenance(tmp_path / "out.parquet") or {}
-    counts = note["counts"]["searches"]
+    counts = (read_provenance(tmp_path / "out.parquet") or {})["counts"]["searches"]
     assert counts["not needed"] >= before
     assert counts["not needed"] + counts["done"] == len(expected) - 1
 

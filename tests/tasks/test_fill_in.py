@@ -19,7 +19,7 @@ from rookworld_rlvr.tasks import text as notation
 from rookworld_rlvr.tasks.environment import parse_environment_answer, parse_environment_prompt
 from rookworld_rlvr.tasks.fill_in_record import parse_fill_in_answer, parse_fill_in_prompt
 from rookworld_rlvr.tasks.registry import join_row, score_row, split_row
-from rookworld_rlvr.tasks.types import FILL_IN_FIELDS, EnvironmentAnswer, EnvironmentPrompt
+from rookworld_rlvr.tasks.types import FILL_IN_FIELDS
 
 from ..rows import AFTER_E4, START
 
@@ -27,9 +27,11 @@ REST = "0.001+0+0+"
 GAMES = {"openings": 0.6, "illegal_actions": 0.2, "middle_games": 0.2}  # quick ones
 
 # 1. f3 e5 2. g4 Qh4 mate.
-FOOLS_STATE = "rnbqkbnr/pppp1ppp/8/4p3/6P1/5P2/PPPPP2P/RNBQKBNR b KQkq - 0 2"
 FOOLS_MATE = "rnb1kbnr/pppp1ppp/8/4p3/6Pq/5P2/PPPPP2P/RNBQKBNR w KQkq - 1 3"
-FOOLS = (FOOLS_STATE, "d8h4", "f2f3 e7e5 g2g4 d8h4", FOOLS_MATE, "1.0", "1", "0")
+FOOLS_ASKED = (
+    "rnbqkbnr/pppp1ppp/8/4p3/6P1/5P2/PPPPP2P/RNBQKBNR b KQkq - 0 2+d8h4+f2f3 e7e5 g2g4 d8h4+"
+)
+FOOLS = parse_environment_prompt(FOOLS_ASKED), parse_environment_answer(f"{FOOLS_MATE}+1.0+1+0")
 
 # 1. e4 e5 2. Nf3 Nc6 3. Bc4 Bc5 4. O-O Nf6.
 ITALIAN = (
@@ -37,44 +39,31 @@ ITALIAN = (
     "g8f6",
     "e2e4 e7e5 g1f3 b8c6 f1c4 f8c5 e1g1 g8f6",
     "r1bqk2r/pppp1ppp/2n2n2/2b1p3/2B1P3/5N2/PPPP1PPP/RNBQ1RK1 w kq - 6 5",
-    *("0.001", "0", "0"),
 )
-
-
-def record(*columns: str) -> tuple[EnvironmentPrompt, EnvironmentAnswer]:
-    return (
-        parse_environment_prompt("+".join(columns[:3]) + "+"),
-        parse_environment_answer("+".join(columns[3:])),
-    )
 
 
 def test_the_only_answer_to_each_place_of_the_fools_mate() -> None:
     for column, part, field, hidden in (
-        ("state", 0, "rank", "rnbqkbnr"),
-        ("state", 8, "side_to_move", "b"),
-        ("state", 9, "castling", "KQkq"),
-        ("state", 10, "en_passant", "-"),
-        ("state", 11, "clocks", "0"),
-        ("state", 12, "clocks", "2"),
-        ("action", None, "action", "d8h4"),
-        ("history", 0, "history", "f2f3"),
-        ("history", 2, "history", "g2g4"),
-        ("next_state", None, "next_state", FOOLS_MATE),
-        ("next_state", 0, "rank", "rnb1kbnr"),
-        ("next_state", 8, "side_to_move", "w"),
-        ("next_state", 9, "castling", "KQkq"),
-        ("next_state", 11, "clocks", "1"),
-        ("reward", None, "reward", "1.0"),
-        ("terminated", None, "flags", "1"),
-        ("truncated", None, "flags", "0"),
+        *(("state", 0, "rank", "rnbqkbnr"), ("state", 8, "side_to_move", "b")),
+        *(("state", 9, "castling", "KQkq"), ("state", 10, "en_passant", "-")),
+        *(
+            ("state", 11, "clocks", "0"),
+            ("state", 12, "clocks", "2"),
+            ("action", None, "action", "d8h4"),
+        ),
+        *(("history", 0, "history", "f2f3"), ("history", 2, "history", "g2g4")),
+        *(("next_state", None, "next_state", FOOLS_MATE), ("next_state", 0, "rank", "rnb1kbnr")),
+        *(("next_state", 8, "side_to_move", "w"), ("next_state", 9, "castling", "KQkq")),
+        *(("next_state", 11, "clocks", "1"), ("reward", None, "reward", "1.0")),
+        *(("terminated", None, "flags", "1"), ("truncated", None, "flags", "0")),
     ):
-        prompt, was = fill_in_record.mask(*record(*FOOLS), column, part)
+        prompt, was = fill_in_record.mask(*FOOLS, column, part)
         assert (prompt.column, prompt.part, prompt.field, was) == (column, part, field, hidden)
         assert fill_in_record.fitting(prompt) == (hidden,)
         text = fill_in_record.write_fill_in_prompt(prompt)
         assert text.count("[MASK]") == (2 if column == "action" else 1)
         assert parse_fill_in_prompt(text) == prompt
-        assert fill_in_record.filled(prompt.columns, hidden) == record(*FOOLS)
+        assert fill_in_record.filled(prompt.columns, hidden) == FOOLS
 
 
 KINGS = "4k3/8/8/8/8/8/8"
@@ -172,7 +161,7 @@ def near_ranks(rank: str) -> set[str]:
 NO_FIT = "no answer is consistent with the record"
 ILLEGAL = "a masked action was illegal: any illegal text would fit"
 UNJUDGED = "a masked move of an incomplete history cannot be judged"
-AFTER_F3 = "rnbqkbnr/pppppppp/8/8/8/5N2/PPPPPPPP/RNBQKB1R b KQkq - 1 1"
+AFTER_F3 = "rnbqkbnr/pppppppp/8/8/8/5N2/PPPPPPPP/RNBQKB1R b KQkq - 1 0"
 CORRUPTED = {
     f"F: {START}+[MASK]+[MASK]+{AFTER_E4.replace('4P3', '4Q3')}+{REST}": NO_FIT,
     f"F: {START}+e2e4+e2e4+{AFTER_E4}+[MASK]+1+0+": NO_FIT,
@@ -187,7 +176,7 @@ CORRUPTED = {
     f"F: {ITALIAN[0]}+g8f6+{ITALIAN[2].replace('b8c6', 'b8a6')}+[MASK]+{REST}": NO_FIT,
     f"F: {ITALIAN[0]}+g8f6+d1h5 g8f6+[MASK]+{REST}": NO_FIT,
     f"F: {START.replace('w KQkq - 0', 'b KQkq - 1')}+e7e5+0000 e7e5+[MASK]+{REST}": NO_FIT,
-    f"F: {START}+g1f3+g1f3+{AFTER_F3[:-1]}0+[MASK]+0+0+": NO_FIT,
+    f"F: {START}+g1f3+g1f3+{AFTER_F3}+[MASK]+0+0+": NO_FIT,
     f"F: {ITALIAN[0]}+g8f6+e7e5 [MASK] b8c6 f1c4 f8c5 e1g1 g8f6+{ITALIAN[3]}+{REST}": UNJUDGED,
     f"F: {START}+[MASK]+[MASK]+{START}+-1.0+0+1+": ILLEGAL,
 }

@@ -48,8 +48,7 @@ def test_policy_row_splits_before_the_last_space_of_the_padding() -> None:
 
 def test_malformed_rows_are_errors_with_their_reason() -> None:
     for row, reason in (
-        ("", "fewer than seven fields in the environment row"),
-        (f"A: {START}+e2e4+e2e4", "fewer than seven fields in the environment row"),
+        *((row, "fewer than seven fields in the env") for row in ("", f"A: {START}+e2e4+e2e4")),
         (f"A: {START}+e2e4+e2e4+", "not the four fields"),
         (ENVIRONMENT_ROW.replace(" 0 1+0.001", " 0+0.001"), "a FEN has six fields"),
         (ENVIRONMENT_ROW + "+0", "not the four fields"),

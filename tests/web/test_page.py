@@ -61,12 +61,9 @@ class Visitor:
 
     def press(self, words: str, role: str = "") -> None:
         """Press the visible button with these words; a tab has that role."""
-        script = (
-            f"const found = [...document.querySelectorAll('button{role}')].find("
-            f"b => b.innerText.trim() === {words!r} && b.offsetParent);"
-            "found?.click(); return Boolean(found)"
-        )
-        self.until(lambda: self.ask(script))
+        script = f"const found = [...document.querySelectorAll('button{role}')].find("
+        script += f"b => b.innerText.trim() === {words!r} && b.offsetParent);"
+        self.until(lambda: self.ask(f"{script} found?.click(); return Boolean(found)"))
 
     def fill(self, selector: str, text: str) -> None:
         """Type a text into a field, in place of what it holds."""
@@ -134,17 +131,13 @@ def test_rewards(visitor: Visitor) -> None:
 
 
 @pytest.mark.slow
-def test_play(visitor: Visitor) -> None:
+def test_play_and_runs(visitor: Visitor) -> None:
     visitor.press("Play", TAB)
     visitor.click("#game", "d2")
     time.sleep(1)
     visitor.click("#game", "d4")
     visitor.until(lambda: "1. d4 " in visitor.text("#pgn textarea"))
     assert "White to move" in visitor.text("#state")
-
-
-@pytest.mark.slow
-def test_runs(visitor: Visitor) -> None:
     visitor.press("Runs", TAB)
     visitor.press("Show")
     visitor.until(lambda: visitor.ask("return document.querySelectorAll('iframe.report').length"))

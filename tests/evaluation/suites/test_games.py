@@ -32,8 +32,7 @@ from ...engines import engine_arguments, misbehaving
 from ...scripted import GARBAGE, Scripted
 
 NO_ENGINE = EngineArguments(engine_path="/no/engine")
-# Games in which the packaged model's best token is at least 1e-3 ahead of the next. With seed 0 two
-# are once 4e-5 apart: near enough for another batch's rounding to choose the other.
+# Seed of games in which the packaged model's best token is at least 1e-3 ahead of the next.
 SURE = 1
 Start = Callable[..., None]
 
