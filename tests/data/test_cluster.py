@@ -214,8 +214,7 @@ def test_slurm_gets_no_task_twice(tmp_path: Path, sbatch: Path, capsys) -> None:
         (sbatch / "reasons").write_text(reasons)
         capsys.readouterr()
         recipe("prepare_data").main(asked)
-        printed = capsys.readouterr().out
-        assert "are in Slurm's queue: 1 of 4 tasks are done" in printed
+        assert "are in Slurm's queue: 1 of 4 tasks are done" in capsys.readouterr().out
         assert "--name=rookworld_out_" in (sbatch / "asked").read_text()
     assert sorted(sbatch.glob("job_*")) == first
     (sbatch / "reasons").write_text("DependencyNeverSatisfied\n")

@@ -60,8 +60,7 @@ def test_kinds_by_hand() -> None:
 
 
 def test_en_passant_is_named_where_no_capture_is_and_left_out_where_one_is() -> None:
-    idle = RIGHT_E4.replace(" - ", " e3 ")
-    assert rejected("en_passant", asked(START, "e2e4")) == {idle}
+    assert rejected("en_passant", asked(START, "e2e4")) == {RIGHT_E4.replace(" - ", " e3 ")}
     pair = one("en_passant", asked(EN_PASSANT, "d7d5"))
     assert pair.chosen == f"{AFTER_D5}+0.001+0+0"
     assert pair.rejected == f"{AFTER_D5.replace(' d6 ', ' - ')}+0.001+0+0"

@@ -326,9 +326,8 @@ def test_an_unknown_name_or_file_is_a_fault_with_close_matches(tmp_path: Path) -
     ):
         (fault,) = check_dataset_name(name)
         assert repr(name) in fault and re.search(words, fault), fault
-    broken = text_file(tmp_path / "broken.jsonl", ['{"text": "x"}', '{"text": "P: 8/'])
     with pytest.raises(RookWorldError, match=r"broken\.jsonl' \(JSON parse error: Missing"):
-        load(broken)
+        load(text_file(tmp_path / "broken.jsonl", ['{"text": "x"}', '{"text": "P: 8/']))
 
 
 def test_an_empty_split_stops_the_run(tmp_path: Path) -> None:
@@ -357,8 +356,7 @@ def test_mirror_images_are_new_positions_with_the_same_values() -> None:
     for image in images[:50]:
         assert rules.position_key(image["fen"]) not in apart
         assert not is_held_out(image["fen"], loading.HELDOUT_SHARE)
-        board = chess.Board(image["fen"]).mirror()
-        row = by_key[rules.position_key(board.fen())]
+        row = by_key[rules.position_key(chess.Board(image["fen"]).mirror().fen())]
         assert [v["cp"] for v in image["action_values"]] == [v["cp"] for v in row["action_values"]]
         moves = {v["move"] for v in image["action_values"]}
         assert moves == set(rules.legal_moves(image["fen"])), "of each legal move"

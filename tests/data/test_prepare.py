@@ -50,8 +50,7 @@ def prepare(tmp_path: Path, lines: list[str], **options: Any) -> tuple[Table, Pr
     usual = {"dataset_name": str(source_file), "output_file": str(output), "engine_depth": 2}
     usual["engine_cache"] = str(tmp_path / "values.sqlite")
     args, report = PrepareArguments(**{**usual, **options}), PrepareReport()
-    rows = read_rows(args, report, tmp_path / "quarantine.jsonl")
-    write_labelled(output, rows, args, report)
+    write_labelled(output, read_rows(args, report, tmp_path / "quarantine.jsonl"), args, report)
     return pq.read_table(output).to_pylist(), report, read_provenance(output) or {}
 
 
@@ -137,8 +136,7 @@ def test_batches_put_together_are_the_whole(tmp_path: Path, monkeypatch) -> None
     monkeypatch.setattr(prepare_module, "ROW_GROUP", 4)
     again, by_chunks, _ = prepare(tmp_path, lines, repairs=["duplicates"])
     assert again == whole and by_chunks == report
-    groups = pq.ParquetFile(tmp_path / "out.parquet").num_row_groups
-    assert groups == -(-len(whole) // 4) > 2
+    assert pq.ParquetFile(tmp_path / "out.parquet").num_row_groups == -(-len(whole) // 4) > 2
 
 
 @pytest.fixture(scope="module")

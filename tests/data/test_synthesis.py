@@ -100,9 +100,8 @@ def test_a_seed_has_the_rows_that_it_always_had() -> None:
 def test_a_field_that_no_row_can_hide_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthesis, "_FILL_IN_TRIES", 20)
     for field, kind in (("history", "game_ends"), ("action", "illegal_actions")):
-        rows = fill_in_rows(0, {field: 1.0}, {kind: 1.0})
         with pytest.raises(RookWorldError, match=f"nothing to hide as '{field}' .*'{kind}'"):
-            next(rows)
+            next(fill_in_rows(0, {field: 1.0}, {kind: 1.0}))
 
 
 def test_opening_positions_are_valid_unfinished_and_short() -> None:

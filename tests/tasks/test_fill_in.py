@@ -138,8 +138,7 @@ def test_no_answer_that_fits_is_missing() -> None:
         9: ["".join(some) or "-" for n in range(5) for some in combinations("KQkq", n)],
         10: ["-", *(file + rank for file in "abcdefgh" for rank in "36")],
     }  # fmt: skip
-    rows = fill_in_rows(7, {"clocks": 0.2, "castling": 0.2, "rank": 0.6})
-    for row in islice(rows, 40):
+    for row in islice(fill_in_rows(7, {"clocks": 0.2, "castling": 0.2, "rank": 0.6}), 40):
         prompt = parse_fill_in_prompt(row["prompt"])
         assert prompt.part is not None
         tried = everything.get(prompt.part) or near_ranks(row["completion"].strip())

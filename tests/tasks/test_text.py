@@ -35,8 +35,7 @@ def test_every_real_row_round_trips(real_data: Path) -> None:
         task, prompt, completion = split_row(row)
         assert task == "policy"
         assert join_row(prompt, completion) == row
-        answer = parse_policy_answer(completion)
-        assert write_policy_answer(answer) == completion
+        assert write_policy_answer(parse_policy_answer(completion)) == completion
         assert policy.write_policy_prompt(policy.parse_policy_prompt(prompt)) == prompt
 
 

@@ -89,8 +89,7 @@ class Visitor:
 
 @pytest.fixture(params=[1280, 390])
 def visitor(browser: Any, port: int, request: pytest.FixtureRequest) -> Iterator[Visitor]:
-    visitor = Visitor(browser, port, request.param)
-    yield visitor
+    yield Visitor(browser, port, request.param)
     assert browser.overflow() <= 0, "no sideways scrolling"
     assert not [line for line in browser.console() if "favicon" not in line]
 
@@ -159,9 +158,8 @@ def test_it_listens_here_alone_and_serves_no_files(port: int) -> None:
 
 
 def test_a_model_that_is_not_offered_is_not_loaded(tmp_path: Path) -> None:
-    desk = Desk(["rookworld-nano"], tmp_path, is_private=True)
     with pytest.raises(RookWorldError, match="'/etc' is not one of the models"):
-        analyses(desk, "", ["/etc"])
+        analyses(Desk(["rookworld-nano"], tmp_path, is_private=True), "", ["/etc"])
 
 
 def test_bad_arguments_are_one_message(capsys: pytest.CaptureFixture[str]) -> None:

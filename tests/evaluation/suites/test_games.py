@@ -338,9 +338,8 @@ def test_an_engine_that_fails_ends_the_run(stockfish: str, tmp_path: Path, monke
     monkeypatch.setattr(chess.engine.SimpleEngine, "popen_uci", started)
     for deed, reason in (("is deaf", "no answer in time"), ("dies", "engine process died")):
         path = misbehaving(tmp_path, stockfish, deed, when="count > 2", name=deed)
-        suite = VersusStockfishSuite(2, 0, engine_arguments(path))
         with pytest.raises(EngineError, match=reason):
-            suite.run(RandomMover())
+            VersusStockfishSuite(2, 0, engine_arguments(path)).run(RandomMover())
 
 
 def launch_two(folder: Path, *words: str, code: int = 0) -> Any:
@@ -370,8 +369,7 @@ def test_two_processes_answer_and_play_as_one_does(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_share_one_engine(tmp_path: Path, stockfish: str) -> None:
-    engine = misbehaving(tmp_path, stockfish, "dies", when="False")
-    launch_two(tmp_path, *VERSUS.split(), engine)
+    launch_two(tmp_path, *VERSUS.split(), misbehaving(tmp_path, stockfish, "dies", when="False"))
     # One engine to be looked at and one to play, both of the main process.
     assert len((tmp_path / "pids").read_text().split()) == 2
     result = json.loads((tmp_path / "results.json").read_text())["suites"]["versus_stockfish"]
@@ -380,7 +378,6 @@ def test_two_processes_share_one_engine(tmp_path: Path, stockfish: str) -> None:
 
 @pytest.mark.slow
 def test_an_engine_that_fails_ends_both_processes(tmp_path: Path, stockfish: str) -> None:
-    engine = misbehaving(tmp_path, stockfish, "dies")
-    done = launch_two(tmp_path, *VERSUS.split(), engine, code=1)
+    done = launch_two(tmp_path, *VERSUS.split(), misbehaving(tmp_path, stockfish, "dies"), code=1)
     assert "engine process died" in done.stderr
     assert not (tmp_path / "results.json").exists()
