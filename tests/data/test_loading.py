@@ -54,11 +54,8 @@ def policy_raw(board: chess.Board) -> Row:
     """A row whose first legal move is the best, the next a little worse, and so on."""
     moves = [move.uci() for move in board.legal_moves]
     values = column({move: 50 - 10 * index for index, move in enumerate(moves)})
-    top = [2, 0, 1]  # the third stands first
-    text = (
-        f"P: {board.fen()} M: {' '.join(moves[i] for i in top)} "
-        f"E: {' '.join(str((50 - 10 * i) / 100) for i in top)} B: {moves[0]}"
-    )
+    # In another order than best first.
+    text = f"P: {board.fen()} M: {moves[2]} {moves[0]} {moves[1]} E: 0.3 0.5 0.4 B: {moves[0]}"
     return {"text": text, "action_values": values}
 
 

@@ -18,18 +18,10 @@ from rookworld_rlvr.tasks.registry import is_right
 
 from ..rows import PAWN_VALUES, PAWNS, START, column, write_jsonl
 
-GAMES = """[Event "Scholar"]
-
-1. e4 e5 2. Bc4 Nc6 3. Qh5 (3. Qf3 d6) 3... Nf6 {oh} 4. Qxf7# 1-0
-
-[Event "Broken"]
-
-1. e4 e5 2. Ke3 *
-
-[Variant "Atomic"]
-
-1. e4 *
-"""
+GAMES = (
+    '[Event "Scholar"]\n\n1. e4 e5 2. Bc4 Nc6 3. Qh5 (3. Qf3 d6) 3... Nf6 {oh} 4. Qxf7# 1-0\n\n'
+    '[Event "Broken"]\n\n1. e4 e5 2. Ke3 *\n\n[Variant "Atomic"]\n\n1. e4 *\n'
+)
 # python-chess fails on the first game of one; the other's headers and null moves are odd.
 FAILS = '[Event "x"]\n\n1. e4 e5 2. Ke3 Nf6) 3. Nf3!\n4. d4 *\n\n[Event "y"]\n\n1. d4 d5 *\n'
 ODD = '[FEN "garbage"]\n[SetUp "1"]\n\n1. e4 *\n\n1. e4 -- 2. d4 *\n\n1. d4 d5 *\n'

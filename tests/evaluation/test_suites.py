@@ -15,17 +15,10 @@ from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, DataArguments, is_held_out, load_data
 from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.evaluation import results
+from rookworld_rlvr.evaluation import suite as base
 from rookworld_rlvr.evaluation.models import LanguageModel, RandomMover
 from rookworld_rlvr.evaluation.registry import SUITE_HEADLINES, SuiteArguments
 from rookworld_rlvr.evaluation.results import ModelResults, results_document, results_text
-from rookworld_rlvr.evaluation.suite import (
-    Metric,
-    PromptSuite,
-    Suite,
-    keep_apart,
-    open_suites,
-    suite_class,
-)
 from rookworld_rlvr.evaluation.suites.environment import EnvironmentSuite
 from rookworld_rlvr.evaluation.suites.fill_in import FillInSuite
 from rookworld_rlvr.evaluation.suites.games import SelfPlaySuite
@@ -154,7 +147,7 @@ def test_items_that_a_training_set_holds_are_left_out(tmp_path: Path) -> None:
     rows = write_jsonl(tmp_path / "rows.jsonl", [join_row(trained, answer)])
     key = rules.position_key(prompt.fen)
     same = [item for item, other in suite.items.items() if rules.position_key(other.fen) == key]
-    found = keep_apart([suite], rows)
+    found = base.keep_apart([suite], rows)
     assert (found["rows"], found["left_out"]) == (1, {"environment": len(same)})
     assert not set(same) & set(suite.items)
     assert suite.run(RandomMover()).n == 60 - len(same)
@@ -169,9 +162,9 @@ def test_the_packaged_training_set_holds_no_test_position() -> None:
         assert not trained & set(map(rules.position_key, suite.positions().values()))
 
 
-class Own(Suite[str]):
+class Own(base.Suite[str]):
     name, version, headline = "own", 1, "right"
-    metrics = MappingProxyType({"right": Metric("share")})
+    metrics = MappingProxyType({"right": base.Metric("share")})
 
     def judged(self, model: Any) -> Any:
         return model
@@ -188,13 +181,13 @@ def test_values_that_would_give_a_wrong_interval_are_refused() -> None:
 
 @pytest.mark.parametrize("name", list(SUITE_HEADLINES))
 def test_every_suite_says_what_it_is_and_what_its_metrics_mean(name: str) -> None:
-    suite = suite_class(name)
+    suite = base.suite_class(name)
     assert suite.name == name and SUITE_HEADLINES[name] == f"suites/{name}/{suite.headline}"
     assert suite.summary.endswith(".") and suite.headline in suite.metrics
     for metric, said in suite.metrics.items():
         assert said.meaning.endswith("."), metric
     assert set(suite.grouped) <= set(suite.metrics)
-    if issubclass(suite, PromptSuite):  # for pass@k
+    if issubclass(suite, base.PromptSuite):  # for pass@k
         assert suite.metrics[suite.right or suite.headline].kind == "share"
 
 
@@ -202,7 +195,7 @@ def test_every_suite_says_what_it_is_and_what_its_metrics_mean(name: str) -> Non
 def evaluated() -> list[ModelResults]:
     """Results of the random mover, and of the oracle."""
     asked = SuiteArguments(suites=["environment", "policy"], suite_rows=12)
-    suites, left_out = open_suites(asked, NO_ENGINE)
+    suites, left_out = base.open_suites(asked, NO_ENGINE)
     return [
         ModelResults(model.name, {suite.name: suite.run(model) for suite in suites}, left_out)
         for model in (RandomMover(), Oracle())

@@ -7,15 +7,8 @@ from typing import get_args
 import pytest
 
 from rookworld_rlvr.rewards import composites
+from rookworld_rlvr.tasks import policy
 from rookworld_rlvr.tasks.environment import ENVIRONMENT_COMPONENTS, score_environment
-from rookworld_rlvr.tasks.policy import (
-    POLICY_COMPONENTS,
-    move_accuracy,
-    policy_reference,
-    score_policy,
-    win_probability,
-    write_policy_answer,
-)
 from rookworld_rlvr.tasks.registry import score_row
 
 from ..rows import AFTER_E4, PAWN_VALUES, PAWNS, START
@@ -27,8 +20,8 @@ def environment(completion: str):
     return score_environment(START, "e2e4", completion)
 
 
-def policy(completion: str):
-    return score_policy(PAWN_VALUES, completion)
+def analysis(completion: str):
+    return policy.score_policy(PAWN_VALUES, completion)
 
 
 NINE, TEN = "PPPP1PPPP", "PPPP1PPPPP"  # squares in White's second rank
@@ -85,8 +78,8 @@ def test_win_probability() -> None:
         (1000, 0.975447),  # 1 / (1 + exp(-3.68208)) = 1 / 1.025170
         *((99_999, 1.0), (1e300, 1.0)),
     ):
-        assert win_probability(cp) == pytest.approx(probability, abs=1e-6)
-        assert win_probability(-cp) == pytest.approx(1 - probability, abs=1e-6)
+        assert policy.win_probability(cp) == pytest.approx(probability, abs=1e-6)
+        assert policy.win_probability(-cp) == pytest.approx(1 - probability, abs=1e-6)
 
 
 def test_move_accuracy() -> None:
@@ -98,7 +91,7 @@ def test_move_accuracy() -> None:
         (0.5, 0.085278),  # 103.16681 exp(-2.177208) - 3.16692 = 103.16681 * 0.113358 - 3.16692
         *((0.9, 0.0), (1.0, 0.0)),  # 103.16681 * 0.019865 - 3.16692 is negative
     ):
-        assert move_accuracy(loss) == pytest.approx(accuracy, abs=1e-6)
+        assert policy.move_accuracy(loss) == pytest.approx(accuracy, abs=1e-6)
 
 
 def test_quality_regret_and_rank_of_the_best_move() -> None:
@@ -112,7 +105,7 @@ def test_quality_regret_and_rank_of_the_best_move() -> None:
         ("h2h3", 0.200871, 0.657849, 1 / 7),  # loses 0.342151; the worst, yet legal
         ("h1h2", 0.0, 0.0, 0.0),  # illegal
     ):
-        score = policy(f"M: g2g4 E: 1.0 B: {best}")
+        score = analysis(f"M: g2g4 E: 1.0 B: {best}")
         assert score["best_move"] == pytest.approx(quality, abs=1e-6)
         assert score["best_move_hit"] == float(quality == 1)
         assert score["regret"] == pytest.approx(regret, abs=1e-6)
@@ -148,15 +141,15 @@ def test_components_of_a_policy_answer() -> None:
         ("consistency", "M: g2g4 g2g4 E: 0.5 0.1 B: g2g4", 0.75),  # a move twice
         ("consistency", "M: a1a8 a1a8 E: 0.5 B: g2g4", 0.0),
     ):
-        assert policy(completion)[component] == pytest.approx(value, abs=1e-6), completion
+        assert analysis(completion)[component] == pytest.approx(value, abs=1e-6), completion
 
 
 def test_the_reference_is_the_engines_top_five_with_the_right_best_move() -> None:
-    answer = policy_reference(PAWNS, PAWN_VALUES)
+    answer = policy.policy_reference(PAWNS, PAWN_VALUES)
     assert answer.best_move == "f2f4"
     moves = dict(zip(answer.moves, answer.evaluations, strict=True))
     assert moves == {"f2f4": 1.0, "g2g4": 1.0, "h2h4": 0.5, "f2f3": 0.0, "g2g3": 0.0}
-    assert answer == policy_reference(PAWNS, PAWN_VALUES)
-    score = policy(write_policy_answer(answer))
+    assert answer == policy.policy_reference(PAWNS, PAWN_VALUES)
+    score = analysis(policy.write_policy_answer(answer))
     assert score["expected_score"] == pytest.approx(0.5910, abs=1e-4), "Lichess's of 100 centipawns"
-    assert {**score, "expected_score": 1} == dict.fromkeys(POLICY_COMPONENTS, 1.0)
+    assert {**score, "expected_score": 1} == dict.fromkeys(policy.POLICY_COMPONENTS, 1.0)
