@@ -17,7 +17,6 @@ from ..conftest import recipe
 from ..rows import AFTER_E4, RIGHT_E4, START, column, write_jsonl
 
 Row = dict[str, Any]
-
 E4 = f"{START}+e2e4+e2e4+{RIGHT_E4}"
 E5 = (
     f"{AFTER_E4}+e7e5+e2e4 e7e5+"

@@ -22,7 +22,6 @@ from rookworld_rlvr.tasks import rules
 from ..rows import AFTER_E4, ASKED_E4, PAWN_VALUES, PAWNS, RIGHT_E4, START, column, write_jsonl
 
 Row = dict[str, Any]
-
 E4 = f"{START}+e2e4+e2e4+{RIGHT_E4}"  # without its prefix, as in the public data
 
 
@@ -277,14 +276,14 @@ def test_task_shares_are_reached_by_repeating_and_no_row_is_lost(tmp_path: Path,
     assert others.train.to_list() == load(name, tasks=["policy"]).train.to_list(), "left out"
 
 
-def first_plies_of(rows: list[Row]) -> list[Row]:
-    return [row for row in rows if row["task"] == "environment" and is_first_ply(row)]
+def first_plies_of(split: Any) -> list[Row]:
+    return [row for row in split.to_list() if row["task"] == "environment" and is_first_ply(row)]
 
 
 def test_the_first_two_plies_are_420_rows_of_21_positions_and_some_are_held_out() -> None:
     data = load("", tasks=["environment"], heldout_share=0.1, first_plies_share=0.3)
-    train = {row["prompt"]: row["fen"] for row in first_plies_of(data.train.to_list())}
-    heldout = {row["prompt"]: row["fen"] for row in first_plies_of(data.heldout.to_list())}
+    rows = first_plies_of(data.train), first_plies_of(data.heldout)
+    train, heldout = ({row["prompt"]: row["fen"] for row in split} for split in rows)
     assert (len(train), len(heldout)) == (380, 40)
     assert len({*train.values(), *heldout.values()}) == 21
     assert not set(train.values()) & set(heldout.values())
@@ -295,13 +294,13 @@ def test_the_first_two_plies_are_420_rows_of_21_positions_and_some_are_held_out(
 def test_the_first_two_plies_get_their_share_of_the_environment_rows(share: float) -> None:
     options = {"max_rows": 150, "synthetic_rows": 150, "first_plies_share": share}
     data = load("rookworld-nano-openings", heldout_share=0.1, task_shares=shares(0.6), **options)
-    rows = data.train.to_list()
-    asked = [row for row in rows if row["task"] == "environment"]
-    assert len(asked) / len(rows) == pytest.approx(0.6, abs=0.01)
-    assert len(first_plies_of(rows)) / len(asked) == pytest.approx(share, abs=0.01)
+    tasks = Counter(data.train["task"])
+    assert tasks["environment"] / tasks.total() == pytest.approx(0.6, abs=0.01)
+    asked = first_plies_of(data.train)
+    assert len(asked) / tasks["environment"] == pytest.approx(share, abs=0.01)
 
 
-def test_keys_that_contradict_are_reported_together() -> None:
+def test_faults_of_keys_names_and_files_are_named_with_close_matches(tmp_path: Path) -> None:
     wrong: dict[str, Any] = {"heldout_share": 1.5, "synthetic_shares": {"opennings": 1.0}}
     with pytest.raises(ConfigurationError) as caught:
         DataArguments(dataset_name="rookworld-nano-opening", tasks=["policy"], **wrong)
@@ -310,9 +309,6 @@ def test_keys_that_contradict_are_reported_together() -> None:
     assert "'opennings' is not a valid kind; did you mean openings" in kind
     with pytest.raises(ConfigurationError, match="load_rows: no option 'task'; did you mean tasks"):
         load_rows(task=["policy"])
-
-
-def test_an_unknown_name_or_file_is_a_fault_with_close_matches(tmp_path: Path) -> None:
     good = text_file(tmp_path / "openings.jsonl", [])
     assert check_dataset_name(good) == []
     for name, words in (

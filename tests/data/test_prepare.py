@@ -32,7 +32,6 @@ SCRIPT = REPOSITORY / "recipes" / "prepare_data.py"
 ASKED = "A: 6k1/5ppp/8/8/8/8/7P/R6K w - - 0 1+h2h4+h2h4+"
 ENVIRONMENT = f"{ASKED}6k1/5ppp/8/8/7P/8/8/R6K b - h3 0 1+0.001+0+0"
 MATE = "P: 6k1/5ppp/8/8/8/8/7P/R6K w - - 0 1 M: a1a8 a1a7 h2h4 E: 1.0 5.0 3.0 B: h2h4"
-
 Table = list[dict[str, Any]]
 pytestmark = pytest.mark.usefixtures("stockfish")
 

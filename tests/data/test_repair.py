@@ -3,11 +3,7 @@
 from typing import Any
 
 from rookworld_rlvr.data.prepare import Repaired, repair_row
-from rookworld_rlvr.tasks.policy import (
-    parse_policy_answer,
-    write_policy_answer,
-    write_policy_prompt,
-)
+from rookworld_rlvr.tasks.policy import parse_policy_answer, write_policy_answer
 from rookworld_rlvr.tasks.types import PolicyAnswer
 
 from ..rows import column
@@ -20,13 +16,9 @@ VALUES = column(WORTH)
 
 
 def policy_row(answer: PolicyAnswer | None, values: list[Any] | None = VALUES) -> dict[str, Any]:
-    return {
-        "task": "policy",
-        "prompt": write_policy_prompt(FEN),
-        "completion": "" if answer is None else write_policy_answer(answer),
-        "fen": FEN,
-        "action_values": values,
-    }
+    completion = "" if answer is None else write_policy_answer(answer)
+    row = {"task": "policy", "prompt": f"P: {FEN:<88}", "completion": completion}
+    return {**row, "fen": FEN, "action_values": values}
 
 
 def test_the_best_move_is_written_anew_and_the_rest_stays() -> None:
@@ -48,8 +40,7 @@ def test_a_policy_answer_is_rewritten_by_the_values() -> None:
         answer = parse_policy_answer(repaired.completion)
         assert set(answer.moves) == {"a1a8", "a1a7", "a1e1", "h2h3", "h2h4"}
         assert answer.evaluations == tuple(WORTH[move] / 100 for move in answer.moves)
-        assert answer.best_move == "a1a8"
-        assert repaired.done == ("policy" if wrong else "answer")
+        assert (answer.best_move, repaired.done) == ("a1a8", "policy" if wrong else "answer")
         again = repair_row({**policy_row(None), "completion": repaired.completion}, ["policy"])
         assert again == Repaired(repaired.completion)
 

@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,9 +25,7 @@ from ..rows import ASKED_E4, START
 
 pytest.importorskip("verifiers", reason="verifiers is not installed (make test-environments)")
 chess = pytest.importorskip("rookworld_chess", reason="it is not installed")
-
 ITEMS = 30  # of each task
-Reply = Callable[[Any], str]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +36,7 @@ def items() -> dict[str, Any]:
 
 
 @contextmanager
-def server(items: dict[str, Any], reply: Reply) -> Iterator[str]:
+def server(items: dict[str, Any], reply: Any) -> Iterator[str]:
     """An OpenAI-compatible server on loopback; `reply` gets the data of the item that is asked."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -64,7 +62,7 @@ def server(items: dict[str, Any], reply: Reply) -> Iterator[str]:
         http.shutdown()
 
 
-def evaluate(items: dict[str, Any], reply: Reply, folder: Path) -> list[dict[str, Any]]:
+def evaluate(items: dict[str, Any], reply: Any, folder: Path) -> list[dict[str, Any]]:
     """The traces of `vf-eval`."""
     with server(items, reply) as url:
         command = f"rookworld_chess -n {len(items)} --model stub --client.base-url {url} --no-push"
@@ -144,7 +142,7 @@ def test_a_model_gets_what_our_rewards_give(items: dict[str, Any], tmp_path: Pat
     assert_equal_to_ours(traces)
 
 
-def test_the_last_answer_is_read() -> None:
+def test_the_last_answer_is_read_and_a_malformed_board_is_none() -> None:
     prompt = "P: 8/8/8/8/8/4k3/8/4K3 w - - 0 1"
     answer = "M: e1d1 E: 0 B: e1d1"
     for reply in (
@@ -158,19 +156,10 @@ def test_the_last_answer_is_read() -> None:
     torn = f"<answer>{answer}", f"</answer>{answer}<answer>", "<answer></answer>"
     for reply in ("", answer, *torn):
         assert chess.answer_in(reply, prompt) == "", reply
-
-
-def test_a_malformed_board_counts_as_no_answer() -> None:
     prompt = f"A: {START}+g1h3+g1h3+"
     board = "rnbqkbnr/pppppppp/8/8/8/7N/PPPPPPPPP/RNBQKB1R b KQkq - 1 1+0.001+0+0"  # nine squares
     assert get_reward_funcs(["environment_state"])[0]([prompt], [board]) != [0.0]
     assert chess.answer_in(f"<answer>{board}</answer>", prompt) == ""
-
-
-def test_the_weights_of_a_task_sum_to_1() -> None:
-    for task in TASKS:
-        rewards = [getattr(chess.ChessTask, name) for name in ALL if name.startswith(task)]
-        assert sum(reward._vf_weight for reward in rewards) == 1, task
 
 
 def test_the_examples_in_prompts_are_answers() -> None:

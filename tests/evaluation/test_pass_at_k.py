@@ -22,11 +22,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample() -> None:
             subsets = list(itertools.combinations([1] * right + [0] * (samples - right), k))
             found = pass_at_k(right, samples, k)
             assert found == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-15)
-
-
-def test_pass_at_k_as_published() -> None:
-    """Chen et al. multiply 1 - k / i over i = n - c + 1 ... n."""
-    product = 1.0
+    product = 1.0  # Chen et al. multiply 1 - k / i over i = n - c + 1 ... n
     for i in range(64 - 3 + 1, 65):
         product *= 1 - 16 / i
     assert pass_at_k(3, 64, 16) == pytest.approx(1 - product, abs=1e-12)

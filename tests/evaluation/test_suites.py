@@ -38,8 +38,6 @@ from ..scripted import Oracle
 
 E4 = EnvironmentPrompt(START, "e2e4", ("e2e4",))
 NO_ENGINE = EngineArguments(engine_path="/no/engine")
-
-
 METRICS = "exact next_state_exact position levenshtein reward terminated truncated".split()
 RIGHT = {**dict.fromkeys(METRICS, 1.0), "invalid": 0.0}
 UNREADABLE = {**dict.fromkeys(METRICS, 0.0), "invalid": 1.0}

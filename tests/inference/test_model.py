@@ -69,7 +69,7 @@ def test_positions_and_moves_are_taken_as_people_have_them(model: RookWorld) -> 
     assert model.step(board, "Nc6") == reply.record, "a board brings its moves"
 
 
-def test_what_is_no_position_or_move_is_refused(model: RookWorld) -> None:
+def test_what_is_no_position_move_type_or_device_is_refused(model: RookWorld) -> None:
     asked: Any
     for asked, said in (
         (["d2d4", "e4"], "a FEN has six fields"),
@@ -87,9 +87,6 @@ def test_what_is_no_position_or_move_is_refused(model: RookWorld) -> None:
         model.complete("P: ")  # type: ignore[arg-type]
     with pytest.raises(RookWorldError, match=r"write a list, \[position\]"):
         model.analyse_all(START)
-
-
-def test_a_type_or_device_that_is_not_here_is_refused() -> None:
     for options, said in (
         ({"dtype": "bf16"}, "'bf16' is not one of PyTorch's"),
         ({"device": "gpu"}, "device: 'gpu' cannot be used here"),

@@ -100,22 +100,19 @@ def test_a_model_that_fails_does_not_leave_the_program_without_a_move(talk: Conv
     assert said[-1] == "bestmove g1h3" and "the model failed (RuntimeError: planted)" in said[-2]
 
 
-LATE = ["go movetime 1"], ["go wtime 60000", "stop"], ["go", "isready", "go infinite", "stop"]
-
-
-@pytest.mark.parametrize("lines", LATE)
-def test_a_model_that_is_late_does_not_cost_the_game(talk: Conversation, lines: list[str]) -> None:
-    talk.model.answer = None
-    talk.send(*lines)
-    if "isready" in lines:
-        assert talk.until("readyok") == ["readyok"], "while the model thinks"
-    for _ in range(sum(line.startswith("go") for line in lines)):
-        said = talk.until("bestmove")
-        assert said[-1] == "bestmove g1h3"
-        assert "had not answered" in said[-2] and "g1h3, the first legal move, is" in said[-2]
-    talk.model.answer = OPENING
-    talk.send("go")
-    assert talk.until("bestmove")[-1] == "bestmove e2e4"
+def test_a_model_that_is_late_does_not_cost_the_game(talk: Conversation) -> None:
+    for lines in ("go movetime 1", "go wtime 60000, stop", "go, isready, go infinite, stop"):
+        talk.model.answer = None
+        talk.send(*lines.split(", "))
+        if "isready" in lines:
+            assert talk.until("readyok") == ["readyok"], "while the model thinks"
+        for _ in range(lines.count("go")):
+            said = talk.until("bestmove")
+            assert said[-1] == "bestmove g1h3"
+            assert "had not answered" in said[-2] and "g1h3, the first legal move, is" in said[-2]
+        talk.model.answer = OPENING
+        talk.send("go")
+        assert talk.until("bestmove")[-1] == "bestmove e2e4"
 
 
 def test_a_model_is_stopped_between_two_tokens() -> None:
@@ -180,8 +177,6 @@ WORDS = (
     "mate infinite ponder searchmoves e2e4 e7e5 g1f3 0000 a1a9 e7e8q -1 0 7 99999999999999999999 ٣ é "
     "MultiPV Model Overhead w b KQkq - \x00 4k3/8/8/8/8/8/8/4K2R 8/8/8/8/8/8/8/8 999999 joho"
 ).split()
-
-
 POSITIONS = (
     "startpos",
     "fen rnb1kbnr/pppp1ppp/8/4p3/6Pq/5P2/PPPPP2P/RNBQKBNR w KQkq - 1 3",  # mated

@@ -25,7 +25,6 @@ from rookworld_rlvr.models.loading import PACKAGED_MODEL, resolve_model_path
 from ..rows import ASKED_E4
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed (make test-lm-eval)")
-
 FOLDER = Path(rookworld_rlvr.lm_eval.__file__).parent
 MODEL = resolve_model_path(PACKAGED_MODEL)
 SUITES = ("environment", "policy", "mate_in_one", "fill_in", "openings")
@@ -59,7 +58,7 @@ def theirs() -> dict[str, Any]:
     from lm_eval.tasks import TaskManager
 
     metadata = {"suite_rows": ROWS, "pretrained": MODEL}  # the command adds the model itself
-    found: dict[str, Any] = simple_evaluate(
+    return simple_evaluate(
         "hf",
         model_args={"pretrained": MODEL, "dtype": "float32"},
         device="cpu",
@@ -68,7 +67,6 @@ def theirs() -> dict[str, Any]:
         task_manager=TaskManager(include_path=FOLDER, include_defaults=False, metadata=metadata),
         bootstrap_iters=0,
     )
-    return found
 
 
 @pytest.mark.parametrize("name", SUITES)

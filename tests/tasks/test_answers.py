@@ -11,8 +11,6 @@ from ..rows import AFTER_E4, RIGHT_E4, START
 from ..rows import ASKED_E4 as E4
 
 VALUES = {"e2e4": 30, "d2d4": 25, "a2a3": -20}
-
-
 HIDDEN = f"F: {START}+e2e4+e2e4+{AFTER_E4.replace('KQkq', '[MASK]')}+0.001+0+0+"
 
 

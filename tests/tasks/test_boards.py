@@ -3,7 +3,6 @@
 from xml.etree import ElementTree
 
 import chess.svg
-import pytest
 
 from rookworld_rlvr.tasks import boards
 from rookworld_rlvr.tasks.registry import TASKS
@@ -50,11 +49,8 @@ def square(x: str | None, y: str | None) -> str:
 
 def marked(picture: str, colour: str) -> set[str]:
     """The squares that are filled."""
-    return {
-        square(rect.get("x"), rect.get("y"))
-        for rect in read(picture).iter(f"{SVG}rect")
-        if rect.get("fill") == colour
-    }
+    found = (rect for rect in read(picture).iter(f"{SVG}rect") if rect.get("fill") == colour)
+    return {square(rect.get("x"), rect.get("y")) for rect in found}
 
 
 def test_it_is_seen_from_the_side_to_move() -> None:
@@ -85,16 +81,14 @@ def test_an_environment_answer_has_its_wrong_squares_marked() -> None:
     assert words(picture).startswith("wrong: board, side to move python-chess, after e2e4")
 
 
-@pytest.mark.parametrize(
-    "text", ["", "rubbish <&>", "M: B:", f"{START}+1", "\x00\ud800", "9" * 5000]
-)
-def test_what_cannot_be_read_says_so(text: str) -> None:
-    policy = policy_board(text, {"e2e4": 30})
-    assert words(policy).startswith("unreadable")
-    assert len(lines(policy, "#1c8f4d")) == 1, "the engine's move stands there all the same"
-    environment = environment_boards(text)
-    assert words(environment).startswith("unreadable")
-    assert pieces(environment) == 32, "the true board alone"
+def test_what_cannot_be_read_says_so() -> None:
+    for text in ("", "rubbish <&>", "M: B:", f"{START}+1", "\x00\ud800", "9" * 5000):
+        policy, environment = policy_board(text, {"e2e4": 30}), environment_boards(text)
+        assert words(policy).startswith("unreadable") and words(environment).startswith(
+            "unreadable"
+        )
+        assert len(lines(policy, "#1c8f4d")) == 1, "the engine's move stands there all the same"
+        assert pieces(environment) == 32, "the true board alone"
 
 
 RANK = f"F: {START}+e2e4+e2e4+{AFTER_E4.replace('/4P3/', '/[MASK]/')}+0.001+0+0+"

@@ -41,7 +41,6 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("rookworld")
-
 POLICY_PROMPT = f"P: {PAWNS}"
 # The first mates.
 ACTION_VALUES = column({**PAWN_VALUES, "f2f4": 99_998, "h1g1": -1, "h2h3": -99_999})
@@ -104,13 +103,9 @@ PIECES = st.sampled_from(
 )
 
 
-@given(st.text(max_size=200))
-def test_any_text_is_scored(completion: str) -> None:
-    assert_scored(completion)
-
-
-@given(st.lists(PIECES, max_size=25), st.sampled_from(["", " "]))
-def test_any_heap_of_pieces_is_scored(pieces: list[str], glue: str) -> None:
+@given(st.text(max_size=200), st.lists(PIECES, max_size=25), st.sampled_from(["", " "]))
+def test_any_text_and_any_heap_of_pieces_are_scored(text: str, pieces: list[str], glue) -> None:
+    assert_scored(text)
     assert_scored(glue.join(pieces))
 
 

@@ -20,7 +20,6 @@ PERFT = {
     # Promotions with capture, castling rights lost to them.
     "r3k2r/Pppp1ppp/1b3nbN/nP6/BBP1P3/q4N2/Pp1P2PP/R2Q1RK1 w kq - 0 1": 9_467,
 }
-
 CONTINUES = (0.001, False, False)
 CHECKMATE = (1.0, True, False)
 DRAW = (0.5, True, False)
@@ -41,7 +40,6 @@ def test_perft_through_transitions(fen: str) -> None:
 
 ALL_RIGHTS = "r3k2r/8/8/8/8/8/8/R3K2R {} KQkq - 3 10"
 WHITE_CASTLES, BLACK_CASTLES = ALL_RIGHTS.format("w"), ALL_RIGHTS.format("b")
-
 CASTLING = [
     (WHITE_CASTLES, "e1g1", "r3k2r/8/8/8/8/8/8/R4RK1 b kq - 4 10"),
     (WHITE_CASTLES, "e1c1", "r3k2r/8/8/8/8/8/8/2KR3R b kq - 4 10"),
@@ -57,7 +55,6 @@ CASTLING = [
     # An attacked b1 is no hindrance: the king does not cross it.
     ("1r2k3/8/8/8/8/8/8/R3K3 w Q - 0 1", "e1c1", "1r2k3/8/8/8/8/8/8/2KR4 b - - 1 1"),
 ]
-
 EN_PASSANT = [
     # No capture, no square.
     (START, "e2e4", AFTER_E4),
@@ -79,7 +76,6 @@ EN_PASSANT = [
     # Not taken, the square is forgotten.
     ("4k3/8/8/8/Pp6/8/8/4K3 b - a3 0 1", "e8e7", "8/4k3/8/8/Pp6/8/8/4K3 w - - 1 2"),
 ]
-
 PROMOTES = "7k/P6p/8/8/8/8/8/K7 w - - 9 30"
 PROMOTION = [
     *((PROMOTES, f"a7a8{to}", f"{to.upper()}6k/7p/8/8/8/8/8/K7 b - - 0 30") for to in "qrbn"),
@@ -88,7 +84,6 @@ PROMOTION = [
     ("r3k3/1P6/8/8/8/8/8/4K3 w q - 0 1", "b7a8q", "Q3k3/8/8/8/8/8/8/4K3 b - - 0 1"),
     ("rn2k3/P7/8/8/8/8/8/4K3 w q - 0 1", "a7b8n", "rN2k3/8/8/8/8/8/8/4K3 b q - 0 1"),
 ]
-
 CLOCKS = [
     ("4k3/8/8/8/8/8/P7/R3K3 w Q - 5 9", "a1b1", "4k3/8/8/8/8/8/P7/1R2K3 b - - 6 9"),
     ("4k3/8/8/8/8/8/P7/R3K3 w Q - 5 9", "a2a3", "4k3/8/8/8/8/P7/8/R3K3 b Q - 0 9"),
@@ -101,8 +96,6 @@ CLOCKS = [
     # Two knights cannot force mate, but they can give it.
     ("8/8/8/8/4k3/3R4/8/3N2KN b - - 10 40", "e4d3", "8/8/8/8/8/3k4/8/3N2KN w - - 0 41"),
 ]
-
-
 FOOLS = "rnbqkbnr/pppp1ppp/8/4p3/6P1/5P2/PPPPP2P/RNBQKBNR b KQkq - 0 2"
 LAST_MOVE = "6k1/5ppp/8/8/8/8/8/R5K1 w - - 149 100"
 ENDS = [
@@ -123,8 +116,6 @@ ENDS = [
     ("7k/P7/8/8/8/8/8/K7 w - - 0 1", "a7a8b", "B6k/8/8/8/8/8/8/K7 b - - 0 1", DRAW),
     ("7k/P7/8/8/8/8/8/K7 w - - 0 1", "a7a8r", "R6k/8/8/8/8/8/8/K7 b - - 0 1", CONTINUES),
 ]
-
-
 NO_MOVES = [
     *("e2e5", "e7e5", "e1e2", "a1a1", "e1g1", "d1h5"),  # well-formed, illegal
     "0000",  # the null move is no move in chess
@@ -185,9 +176,7 @@ def test_the_clocks_do_not_make_another_position_but_everything_else_does() -> N
     assert rules.position_key(fen) == rules.position_key(fen.replace("3 10", "0 99"))
     others = [fen.replace(" w ", " b "), fen.replace("KQkq", "KQ"), fen.replace("R3K2R", "R3K1R1")]
     assert len({rules.position_key(other) for other in [fen, *others]}) == 4
-
-
-def test_an_en_passant_square_makes_another_position_where_a_capture_is_legal() -> None:
+    # An en passant square does where a capture is legal.
     legal = "4k3/8/8/8/3pP3/8/8/4K3 b - e3 0 1"
     assert rules.position_key(legal) != rules.position_key(legal.replace("e3", "-"))
     idle = "4k3/8/8/3p4/4P3/8/8/4K3 b - e3 0 1"

@@ -69,7 +69,7 @@ def test_position_is_the_first_four_fields_whatever_follows() -> None:
         assert environment(wrong)["position"] == 0
 
 
-def test_win_probability() -> None:
+def test_win_probability_and_move_accuracy() -> None:
     for cp, probability in (
         (0, 0.5),
         (50, 0.545896),  # 1 / (1 + exp(-0.184104)) = 1 / 1.831849
@@ -80,9 +80,6 @@ def test_win_probability() -> None:
     ):
         assert policy.win_probability(cp) == pytest.approx(probability, abs=1e-6)
         assert policy.win_probability(-cp) == pytest.approx(1 - probability, abs=1e-6)
-
-
-def test_move_accuracy() -> None:
     for loss, accuracy in (
         *((0.0, 1.0), (-0.1, 1.0)),  # better than the best: values of two searches may cross
         (0.05, 0.798153),

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -28,13 +28,12 @@ from rookworld_rlvr.tasks.environment import parse_environment_prompt, write_env
 
 from ...conftest import RECIPES, launch, recipe
 from ...conftest import script as run_script
-from ...engines import engine_arguments, misbehaving
+from ...engines import engine_arguments, misbehaving, script
 from ...scripted import GARBAGE, Scripted
 
 NO_ENGINE = EngineArguments(engine_path="/no/engine")
 # Seed of games in which the packaged model's best token is at least 1e-3 ahead of the next.
 SURE = 1
-Start = Callable[..., None]
 
 
 def game_after(moves: str) -> chess.Board:
@@ -62,7 +61,7 @@ def along(lines: Mapping[str, str]) -> dict[str, str]:
 
 
 @pytest.fixture
-def start_from(monkeypatch: pytest.MonkeyPatch) -> Start:
+def start_from(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Have a suite's games start from boards of the test, and end after some half-moves."""
 
     def start_from(*starts: str, most: int = 3) -> None:
@@ -114,7 +113,7 @@ SELF_PLAY = {
 SELF_PLAY_STARTS = ("f3 e5", "e4 e5", "d4 d5", "c4 c5")
 
 
-def test_self_play_by_hand(start_from: Start) -> None:
+def test_self_play_by_hand(start_from) -> None:
     start_from(*SELF_PLAY_STARTS)
     model = Scripted(SELF_PLAY)
     result = SelfPlaySuite(4, 0).run(model)
@@ -136,7 +135,7 @@ def states_with_errors(prompt: str) -> str:
     return GARBAGE if asked.action == "h3h4" else right
 
 
-def test_closed_loop_by_hand(start_from: Start) -> None:
+def test_closed_loop_by_hand(start_from) -> None:
     start_from(*SELF_PLAY_STARTS, "a3 a6", "h3 h6", "g3 g6")
     others = along({"a3 a6": "d2d4", "h3 h6": "h3h4", "g3 g6": "f1g2 f8g7 g1f3"})
     model = Scripted({**SELF_PLAY, **others}, states_with_errors)
@@ -152,7 +151,7 @@ def test_closed_loop_by_hand(start_from: Start) -> None:
     assert model.calls[1][0] == f"A: {fen_after('f3 e5')}+g2g4+f2f3 e7e5 g2g4+"
 
 
-def test_an_error_in_the_last_state_is_no_finish(start_from: Start) -> None:
+def test_an_error_in_the_last_state_is_no_finish(start_from) -> None:
     start_from("f3 e5 g4")
     moves, mate = {fen_after("f3 e5 g4"): "d8h4"}, fen_after("f3 e5 g4 Qh4#")
     for state, expected in (("+0.001+0+0", (0, 1, 0)), ("+1.0+1+0", (1, 0, 1))):
@@ -161,7 +160,7 @@ def test_an_error_in_the_last_state_is_no_finish(start_from: Start) -> None:
         assert (found["finished"], found["state_error"], found["right_plies"]) == expected
 
 
-def test_versus_by_hand(start_from: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versus_by_hand(start_from, monkeypatch: pytest.MonkeyPatch) -> None:
     start_from("f3 e5", "e4 e5")
     opponent = along({"f3 e5": "g2g4 d8h4", "e4 e5": "g1f3"})
     opponent |= along({"e4 e5 Nf3 Nc6": "f1c4", "e4 e5 Nh3": "b8c6"})
@@ -245,7 +244,7 @@ def test_the_opponent_answers_as_the_model_under_test_does(monkeypatch: pytest.M
     assert opened == [("rookworld-nano", replace(how, model_revision="main"))]
 
 
-def test_a_match_between_models_by_hand(start_from: Start, monkeypatch, tmp_path: Path) -> None:
+def test_a_match_between_models_by_hand(start_from, monkeypatch, tmp_path: Path) -> None:
     start_from("f3 e5", most=2)
     moves = along({"f3 e5": "g2g4 d8h4"})
     monkeypatch.setattr(matches, "open_model", lambda *given: Scripted(moves))
@@ -289,9 +288,9 @@ def test_a_model_against_itself_is_no_better(tmp_path: Path, monkeypatch) -> Non
 
 def test_stockfish_is_asked_at_a_level_and_a_depth(stockfish: str, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(games, "MOST_PLIES", 8)
-    program = f"#!/bin/sh\ntee -a {tmp_path / 'heard'} | {stockfish}\n"
-    arguments = engine_arguments(script(tmp_path, program))
-    result = VersusStockfishSuite(2, 0, arguments).run(RandomMover())
+    pipe = f"tee -a {tmp_path / 'heard'} | {stockfish}"
+    path = script(tmp_path / "engine", f"import os; os.execlp('sh', 'sh', '-c', {pipe!r})")
+    result = VersusStockfishSuite(2, 0, engine_arguments(path)).run(RandomMover())
     metrics = result.metrics()
     assert metrics["illegal_moves"].value == 0 and result.n == 2 == metrics["score"].n
     assert result.notes["engine"].startswith("Stockfish")
@@ -301,22 +300,9 @@ def test_stockfish_is_asked_at_a_level_and_a_depth(stockfish: str, tmp_path, mon
     assert "setoption name Skill Level value 0" in heard
 
 
-def script(folder: Path, program: str) -> str:
-    path = folder / "engine"
-    path.write_text(program)
-    path.chmod(0o755)
-    return str(path)
-
-
 PLAIN_ENGINE = """\
-#!/bin/sh
-while read -r line; do
-  case "$line" in
-    uci) echo "id name Plain"; echo uciok ;;
-    isready) echo readyok ;;
-    quit) exit ;;
-  esac
-done
+for line in iter(input, "quit"):
+    print({"uci": "id name Plain\\nuciok", "isready": "readyok"}.get(line, ""), flush=True)
 """
 
 
@@ -324,10 +310,10 @@ def test_an_engine_without_levels_leaves_the_suite_out(tmp_path: Path) -> None:
     arguments = SuiteArguments(suites=["versus_stockfish"], suite_games=2)
     for program, reason in (
         (PLAIN_ENGINE, "a Stockfish with skill levels is needed"),
-        ("#!/bin/sh\nexit 1\n", "engine process died"),
+        ("raise SystemExit(1)", "engine process died"),
         (None, "no program '/no/engine'"),
     ):
-        path = script(tmp_path, program) if program else "/no/engine"
+        path = script(tmp_path / "engine", program) if program else "/no/engine"
         suites, left_out = open_suites(arguments, EngineArguments(engine_path=path))
         assert not suites and reason in left_out["versus_stockfish"]
 

@@ -49,14 +49,9 @@ def write_rows(path: Path, rows: Sequence[str] = ROWS, header: str = HEADER) -> 
     return str(path)
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> str:
-    return write_rows(tmp_path / "lichess_db_puzzle.csv")
-
-
-def test_metrics_by_hand(file: str) -> None:
+def test_metrics_by_hand(tmp_path: Path) -> None:
     model = Scripted(PLAYED)
-    result = PuzzlesSuite(100, 0, file).run(model)
+    result = PuzzlesSuite(100, 0, write_rows(tmp_path / "puzzles.csv")).run(model)
     found = {name: (value.value, value.n) for name, value in result.metrics().items()}
     expected = {
         "invalid": (1 / 6, 6),  # 0008Q
@@ -75,8 +70,8 @@ def test_metrics_by_hand(file: str) -> None:
     assert [len(call) for call in model.calls] == [6, 2, 1], "one call a move for all that go on"
 
 
-def test_a_compressed_file_is_the_same(file: str, tmp_path: Path) -> None:
-    packed = tmp_path / "lichess_db_puzzle.csv.zst"
+def test_a_compressed_file_is_the_same(tmp_path: Path) -> None:
+    packed, file = tmp_path / "puzzles.csv.zst", write_rows(tmp_path / "puzzles.csv")
     with pyarrow.CompressedOutputStream(str(packed), "zstd") as stream:
         stream.write(Path(file).read_bytes())
     assert read_puzzles(str(packed), 100, 0) == read_puzzles(file, 100, 0)
