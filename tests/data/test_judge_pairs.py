@@ -79,8 +79,8 @@ def test_policy_pairs_are_right_and_wrong_by_the_values() -> None:
 
 def test_in_every_field_the_better_answer_fits_and_the_worse_does_not() -> None:
     options = {"dataset_name": "rookworld-nano-fill-in", "tasks": ["fill_in"]}
-    rows = load_data(DataArguments(**options, max_rows=300, heldout_share=0.5)).heldout.to_list()
-    pairs = make_pairs(rows, 120, {"fill_in": 1.0}, seed=0)
+    rows = load_data(DataArguments(**options, max_rows=200, heldout_share=0.5)).heldout.to_list()
+    pairs = make_pairs(rows, 80, {"fill_in": 1.0}, seed=0)
     for pair in pairs:
         assert is_right(pair.prompt, pair.chosen) and not is_right(pair.prompt, pair.rejected), pair
         assert pair.kind == f"fill_in_{FILL_IN.part({'prompt': pair.prompt})}"
@@ -101,5 +101,5 @@ def test_pairs_of_the_packaged_rows(packaged: LoadedData) -> None:
     kinds = Counter(pair.kind for pair in pairs)
     assert set(kinds) == {kind for kind, share in PAIR_SHARES.items() if share}
     assert kinds["piece"] == pytest.approx(0.20 * 400, abs=30)
-    assert make_pairs(packaged.heldout, 100, PAIR_SHARES, seed=3) == pairs[:100]
-    assert make_pairs(packaged.heldout, 100, PAIR_SHARES, seed=4) != pairs[:100]
+    assert make_pairs(packaged.heldout, 40, PAIR_SHARES, seed=3) == pairs[:40]
+    assert make_pairs(packaged.heldout, 40, PAIR_SHARES, seed=4) != pairs[:40]

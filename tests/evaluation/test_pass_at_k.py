@@ -82,7 +82,7 @@ def test_the_samples_of_a_suite_are_counted_item_by_item() -> None:
 
 def test_evaluate_reports_pass_at_k_beside_the_greedy_numbers(tmp_path: Path, capsys) -> None:
     path = tmp_path / "results.json"
-    words = f"--suites environment --suite_rows 24 --pass_samples 4 --output_file {path}"
+    words = f"--suites environment --suite_rows 16 --pass_samples 4 --output_file {path}"
     recipe("evaluate").main(words.split())
     assert "pass@4" in capsys.readouterr().out
     sampled = json.loads(path.read_text())["suites"]["environment"]

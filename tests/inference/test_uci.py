@@ -240,7 +240,7 @@ def test_a_game_over_pipes_within_its_clock(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-c", PROGRAM, "--model", "rookworld-nano"]
     with chess.engine.SimpleEngine.popen_uci(command, timeout=120, cwd=tmp_path) as ours:
         ours.ping()
-        for _ in itertools.takewhile(lambda _: not board.is_game_over(), range(40)):
+        for _ in itertools.takewhile(lambda _: not board.is_game_over(), range(16)):
             if board.turn:
                 began = time.monotonic()
                 limit = chess.engine.Limit(white_clock=clock, black_clock=60)
