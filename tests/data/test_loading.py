@@ -296,8 +296,7 @@ def test_the_first_two_plies_get_their_share_of_the_environment_rows(share: floa
     data = load("rookworld-nano-openings", heldout_share=0.1, task_shares=shares(0.6), **options)
     tasks = Counter(data.train["task"])
     assert tasks["environment"] / tasks.total() == pytest.approx(0.6, abs=0.01)
-    asked = first_plies_of(data.train)
-    assert len(asked) / tasks["environment"] == pytest.approx(share, abs=0.01)
+    assert len(first_plies_of(data.train)) / tasks["environment"] == pytest.approx(share, abs=0.01)
 
 
 def test_faults_of_keys_names_and_files_are_named_with_close_matches(tmp_path: Path) -> None:

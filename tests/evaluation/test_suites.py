@@ -253,8 +253,7 @@ def test_bad_input_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_best_checkpoints_suite_must_run() -> None:
     options = {"use_cpu": True, "bf16": False, "rewards": [{"name": "environment_exact"}]}
-    metric = "suites/self_play/legal_half_moves"
-    args = RookWorldGRPOConfig(**options, metric_for_best_model=metric)
+    args = RookWorldGRPOConfig(**options, metric_for_best_model="suites/self_play/legal_half_moves")
     others = (None,) * 4
     (fault,) = check_recipe(*others, args, SuiteArguments(suites=["policy"]))
     assert "is not measured; add its task to `tasks`, or its suite to `suites`" in fault

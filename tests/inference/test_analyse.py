@@ -24,8 +24,8 @@ def test_an_opening_gets_moves_with_evaluations(capsys: pytest.CaptureFixture[st
         board.push_san(move)
     assert text.startswith(f"{board.fen()}\n")
     assert "Black to move; 29 legal moves" in text and "trained on" not in text
-    table = text.partition(" model")[2]  # what is behind it in the head depends on the engine
-    rows = table.split("\n\n")[0].splitlines()[1:]
+    # What is behind it in the head depends on the engine.
+    rows = text.partition(" model")[2].split("\n\n")[0].splitlines()[1:]
     assert rows and all(row.split()[-1][0] in "+-" for row in rows if "illegal" not in row)
     for row in rows:
         move, san = row[2:].split()[:2]
