@@ -318,8 +318,9 @@ def test_faults_of_keys_names_and_files_are_named_with_close_matches(tmp_path: P
     ):
         (fault,) = check_dataset_name(name)
         assert repr(name) in fault and re.search(words, fault), fault
+    (tmp_path / "broken.jsonl").write_text('{"text": "x"}\n{"text": "P: 8/')
     with pytest.raises(RookWorldError, match=r"broken\.jsonl' \(JSON parse error: Missing"):
-        load(text_file(tmp_path / "broken.jsonl", ['{"text": "x"}', '{"text": "P: 8/']))
+        load(str(tmp_path / "broken.jsonl"))
 
 
 def test_an_empty_split_stops_the_run(tmp_path: Path) -> None:
