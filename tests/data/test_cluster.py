@@ -66,9 +66,8 @@ def test_four_tasks_write_what_one_run_writes(tmp_path: Path, undisturbed: Path,
     recipe("prepare_data").main(argv(tmp_path, *on_tasks(4, "--engine_path", stockfish)))
     assert table(tmp_path) == table(undisturbed)
     assert counts(tmp_path) == counts(undisturbed)
-    label = tmp_path / "out.cluster" / "label"
     for kept in ("completions", "logs"):
-        assert len(list((label / kept).iterdir())) == 4
+        assert len(list((tmp_path / "out.cluster" / "label" / kept).iterdir())) == 4
 
 
 def test_what_is_done_is_not_done_again_and_other_settings_are_refused(

@@ -198,9 +198,8 @@ def test_faults_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = {"output_file": "rows.txt", "repairs": ["best_mov"], "hub_dataset_id": "nobody"}
     with pytest.raises(ConfigurationError) as caught:
         PrepareArguments(dataset_name="", **wrong)
-    faults = "\n".join(caught.value.faults)
     for words in ("output_file: 'rows.txt'", "best_move?", "hub_dataset_id: 'nobody'", "missing"):
-        assert words in faults
+        assert words in "\n".join(caught.value.faults)
     with pytest.raises(ConfigurationError, match=r"output_file: '' does .*--output_file rows"):
         PrepareArguments(dataset_name="rookworld-nano-openings")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -99,8 +99,7 @@ def test_why_a_game_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert ended(chess.Board(), "e2e4") == (None, 1)
     assert ended(game_after("f3 e5"), "g2g4 d8h4", most=2) == ("rules", 2), "at the cap"
-    there_and_back = "g1f3 g8f6 f3g1 f6g8 " * 4  # the start for the fifth time
-    assert ended(chess.Board(), there_and_back) == ("rules", 16)
+    assert ended(chess.Board(), "g1f3 g8f6 f3g1 f6g8 " * 4) == ("rules", 16), "there and back"
     assert ended(chess.Board("7k/5Q2/8/6K1/8/8/8/8 w - - 0 1"), "g5g6") == ("rules", 1)
 
 
