@@ -22,12 +22,10 @@ from ..conftest import recipe
 from ..engines import valued, wait_until_valued
 from .test_prepare import ENVIRONMENT, MATE, SCRIPT, policy_lines
 
-needs_datatrove = pytest.mark.skipif(
-    not find_spec("datatrove"), reason="the extra `cluster` is not installed"
-)
-
-
-pytestmark = [pytest.mark.usefixtures("stockfish"), needs_datatrove]
+pytestmark = [
+    pytest.mark.usefixtures("stockfish"),
+    pytest.mark.skipif(not find_spec("datatrove"), reason="the extra `cluster` is not installed"),
+]
 
 
 def argv(folder: Path, *more: str) -> list[str]:
@@ -61,16 +59,20 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_four_tasks_write_what_one_run_writes(tmp_path: Path, undisturbed: Path) -> None:
-    recipe("prepare_data").main(argv(tmp_path, *on_tasks(4)))
+def test_four_tasks_write_what_one_run_writes(tmp_path: Path, undisturbed: Path, stockfish) -> None:
+    with pytest.raises(RookWorldError, match="no program '/nowhere/fish'"):
+        recipe("prepare_data").main(argv(tmp_path, *on_tasks(4, "--engine_path", "/nowhere/fish")))
+    assert not (tmp_path / "out.parquet").exists()
+    recipe("prepare_data").main(argv(tmp_path, *on_tasks(4, "--engine_path", stockfish)))
     assert table(tmp_path) == table(undisturbed)
     assert counts(tmp_path) == counts(undisturbed)
-    folder = tmp_path / "out.cluster"
-    assert len(list((folder / "label" / "completions").iterdir())) == 4
-    assert len(list((folder / "label" / "logs").iterdir())) == 4
+    for kept in ("completions", "logs"):
+        assert len(list((tmp_path / "out.cluster" / "label" / kept).iterdir())) == 4
 
 
-def test_what_is_done_is_not_done_again(tmp_path: Path, undisturbed: Path) -> None:
+def test_what_is_done_is_not_done_again_and_other_settings_are_refused(
+    tmp_path, undisturbed
+) -> None:
     recipe("prepare_data").main(argv(tmp_path, *on_tasks(3)))
     folder = tmp_path / "out.cluster"
     stamps = {path: path.stat().st_mtime_ns for path in (folder / "parts").iterdir()}
@@ -84,26 +86,12 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, undisturbed: Path) -> No
     (tmp_path / "out.parquet").unlink()
     recipe("prepare_data").main(argv(tmp_path, *on_tasks(3)))
     assert table(tmp_path) == table(undisturbed)
-
-
-def test_a_failed_task_is_named_and_can_be_repeated(
-    tmp_path: Path, undisturbed: Path, stockfish: str
-) -> None:
-    with pytest.raises(RookWorldError, match="no program '/nowhere/fish'"):
-        recipe("prepare_data").main(argv(tmp_path, *on_tasks(2, "--engine_path", "/nowhere/fish")))
-    assert not (tmp_path / "out.parquet").exists()
-    recipe("prepare_data").main(argv(tmp_path, *on_tasks(2, "--engine_path", stockfish)))
-    assert table(tmp_path) == table(undisturbed)
-
-
-def test_parts_of_other_settings_are_refused(tmp_path: Path) -> None:
-    recipe("prepare_data").main(argv(tmp_path, *on_tasks(2)))
     with pytest.raises(RookWorldError, match=r"out\.cluster .*other settings or data"):
-        recipe("prepare_data").main(argv(tmp_path, *on_tasks(2, "--engine_depth", "3")))
+        recipe("prepare_data").main(argv(tmp_path, *on_tasks(3, "--engine_depth", "3")))
     with (tmp_path / "rows.txt").open("a") as file:
         file.write(f"{MATE}\n")
     with pytest.raises(RookWorldError, match="other settings or data"):
-        recipe("prepare_data").main(argv(tmp_path, *on_tasks(2)))
+        recipe("prepare_data").main(argv(tmp_path, *on_tasks(3)))
 
 
 def test_parts_of_different_engines_are_not_joined(tmp_path: Path) -> None:
@@ -167,25 +155,18 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """
     folder = tmp_path / "slurm"
     folder.mkdir()
-    program = folder / "sbatch"
-    program.write_text(SBATCH.format(python=sys.executable, folder=str(folder)))
-    names = folder / "scontrol"
-    names.write_text("#!/bin/sh\necho node1\n")
-    queue = folder / "squeue"
-    queue.write_text(f'#!/bin/sh\necho "$@" > {folder}/asked; cat {folder}/reasons\n')
-    for path in (program, names, queue):
-        path.chmod(0o755)
+    for name, program in (
+        ("sbatch", SBATCH.format(python=sys.executable, folder=str(folder))),
+        ("scontrol", "#!/bin/sh\necho node1\n"),
+        ("squeue", f'#!/bin/sh\necho "$@" > {folder}/asked; cat {folder}/reasons\n'),
+    ):
+        (folder / name).write_text(program)
+        (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
     return folder
 
 
-def test_slurm_gets_an_array_of_tasks_and_a_last_job(
-    tmp_path: Path,
-    sbatch: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    undisturbed: Path,
-) -> None:
+def test_slurm_gets_an_array_of_tasks(tmp_path, sbatch, monkeypatch, capsys, undisturbed) -> None:
     options = json.dumps({"time": "08:00:00", "partition": "cpu", "workers": 3})
     asked = argv(tmp_path, *on_tasks(4, "--cluster_options", options, kind="slurm"))
     recipe("prepare_data").main(asked)
@@ -220,9 +201,7 @@ def test_slurm_gets_an_array_of_tasks_and_a_last_job(
     assert len(list(sbatch.glob("job_*"))) == len(jobs), "nothing was left to submit"
 
 
-def test_slurm_gets_no_task_twice(
-    tmp_path: Path, sbatch: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_slurm_gets_no_task_twice(tmp_path: Path, sbatch: Path, capsys) -> None:
     options = json.dumps({"time": "08:00:00", "partition": "cpu"})
     asked = argv(tmp_path, *on_tasks(4, "--cluster_options", options, kind="slurm"))
     recipe("prepare_data").main(asked)
@@ -234,8 +213,7 @@ def test_slurm_gets_no_task_twice(
         (sbatch / "reasons").write_text(reasons)
         capsys.readouterr()
         recipe("prepare_data").main(asked)
-        printed = capsys.readouterr().out
-        assert "are in Slurm's queue: 1 of 4 tasks are done" in printed
+        assert "are in Slurm's queue: 1 of 4 tasks are done" in capsys.readouterr().out
         assert "--name=rookworld_out_" in (sbatch / "asked").read_text()
     assert sorted(sbatch.glob("job_*")) == first
     (sbatch / "reasons").write_text("DependencyNeverSatisfied\n")
@@ -244,27 +222,18 @@ def test_slurm_gets_no_task_twice(
     assert "#SBATCH --array=0-2\n" in again[0].read_text(), "the tasks that are left"
 
 
-def faults(tmp_path: Path, *more: str) -> str:
-    with pytest.raises(ConfigurationError) as caught:
-        recipe("prepare_data").main(argv(tmp_path, *more))
-    return "\n".join(caught.value.faults)
-
-
-def test_faults_of_the_options_are_reported_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faults_of_the_options_are_reported_together(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     options: dict[str, Any] = {"time": "1:00:00", "partition": "cpu"}
-    for more, words in (
-        ({}, "no program sbatch here"),
-        ({"tasks": 3}, "multiple values for keyword argument 'tasks'"),
-        ({"tine": 1}, "unexpected keyword argument 'tine'"),
+    for given, words in (
+        (options, "no program sbatch here"),
+        ({**options, "tasks": 3}, "multiple values for keyword argument 'tasks'"),
+        ({**options, "tine": 1}, "unexpected keyword argument 'tine'"),
+        ({}, "a required argument: 'time'"),
     ):
-        asked = ["--cluster_options", json.dumps(options | more)]
-        assert words in faults(tmp_path, *on_tasks(4, *asked, kind="slurm"))
-    assert "a required argument: 'time'" in faults(tmp_path, *on_tasks(4, kind="slurm"))
-
-
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked = on_tasks(4, "--cluster_options", json.dumps(given), kind="slurm")
+        with pytest.raises(ConfigurationError, match=words):
+            recipe("prepare_data").main(argv(tmp_path, *asked))
     monkeypatch.setattr(recipe("prepare_data"), "find_spec", lambda name: None)
-    assert "needs datatrove; install 'rookworld-rlvr[cluster]'" in faults(tmp_path, *on_tasks(1))
+    with pytest.raises(ConfigurationError, match=r"needs datatrove; install 'rookworld-rlvr\[clus"):
+        recipe("prepare_data").main(argv(tmp_path, *on_tasks(1)))

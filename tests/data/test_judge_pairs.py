@@ -1,6 +1,7 @@
 """Pairs for a judge: the better answer is right, the worse one has the fault of its kind."""
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
@@ -30,12 +31,8 @@ def asked(fen: str, action: str) -> dict[str, Any]:
     return {**row, "completion": f"{fen}+-1.0+0+1"}
 
 
-POLICY_ROW = parse_raw(
-    {
-        "text": f"P: {PAWNS} M: h2h3 E: 9.0 B: h2h3",
-        "action_values": column({**PAWN_VALUES, "h1g1": -200}),
-    }
-)
+VALUES = {**PAWN_VALUES, "h1g1": -200}
+ANALYSIS = {"text": f"P: {PAWNS} M: h2h3 E: 9.0 B: h2h3", "action_values": column(VALUES)}
 
 
 def one(kind: str, row: dict[str, Any], seed: int = 0) -> Pair:
@@ -49,8 +46,7 @@ def rejected(kind: str, row: dict[str, Any], seeds: int = 40) -> set[str]:
 
 
 def test_kinds_by_hand() -> None:
-    row = asked(START, "e2e4")
-    right = RIGHT_E4
+    row, right = asked(START, "e2e4"), RIGHT_E4
     assert one("flags", row).chosen == right, "the rules' answer, not the data's"
     assert rejected("side_to_move", row) == {right.replace(" b ", " w ")}
     assert rejected("flags", row) == {f"{AFTER_E4}+0.001+1+0", f"{AFTER_E4}+0.001+0+1"}
@@ -64,35 +60,27 @@ def test_kinds_by_hand() -> None:
 
 
 def test_en_passant_is_named_where_no_capture_is_and_left_out_where_one_is() -> None:
-    assert rejected("en_passant", asked(START, "e2e4")) == {
-        f"{AFTER_E4.replace(' - ', ' e3 ')}+0.001+0+0"
-    }
+    assert rejected("en_passant", asked(START, "e2e4")) == {RIGHT_E4.replace(" - ", " e3 ")}
     pair = one("en_passant", asked(EN_PASSANT, "d7d5"))
     assert pair.chosen == f"{AFTER_D5}+0.001+0+0"
     assert pair.rejected == f"{AFTER_D5.replace(' d6 ', ' - ')}+0.001+0+0"
-
-
-def test_a_kind_that_finds_no_row_is_named() -> None:
-    with pytest.raises(
-        RookWorldError, match=r"no environment row \(1 found\) .* kind 'en_passant'"
-    ):
+    with pytest.raises(RookWorldError, match=r"no environment row \(1 found\) .* 'en_passant'"):
         one("en_passant", asked(START, "g1f3"))
 
 
 def test_policy_pairs_are_right_and_wrong_by_the_values() -> None:
     # f2f4 and g2g4 are worth the same; another row's answer is what a wrong one may go on as.
     for seed in range(40):
-        pair = one("policy", POLICY_ROW, seed)
-        values = {item["move"]: item["cp"] for item in POLICY_ROW["action_values"]}
-        assert is_right(pair.prompt, pair.chosen, values)
-        assert is_right(pair.prompt, pair.rejected, values) is False
-        assert score_policy(values, pair.chosen)["best_move_hit"] == 1
+        pair = one("policy", parse_raw(ANALYSIS), seed)
+        assert is_right(pair.prompt, pair.chosen, VALUES)
+        assert is_right(pair.prompt, pair.rejected, VALUES) is False
+        assert score_policy(VALUES, pair.chosen)["best_move_hit"] == 1
 
 
 def test_in_every_field_the_better_answer_fits_and_the_worse_does_not() -> None:
     options = {"dataset_name": "rookworld-nano-fill-in", "tasks": ["fill_in"]}
-    rows = load_data(DataArguments(**options, max_rows=300, heldout_share=0.5)).heldout.to_list()
-    pairs = make_pairs(rows, 120, {"fill_in": 1.0}, seed=0)
+    rows = load_data(DataArguments(**options, max_rows=200, heldout_share=0.5)).heldout.to_list()
+    pairs = make_pairs(rows, 80, {"fill_in": 1.0}, seed=0)
     for pair in pairs:
         assert is_right(pair.prompt, pair.chosen) and not is_right(pair.prompt, pair.rejected), pair
         assert pair.kind == f"fill_in_{FILL_IN.part({'prompt': pair.prompt})}"
@@ -100,21 +88,18 @@ def test_in_every_field_the_better_answer_fits_and_the_worse_does_not() -> None:
 
 
 def test_pairs_of_the_packaged_rows(packaged: LoadedData) -> None:
-    shares = PAIR_SHARES
-    pairs = make_pairs(packaged.heldout, 400, shares, seed=3)
+    pairs = make_pairs(packaged.heldout, 400, PAIR_SHARES, seed=3)
     rows = {row["prompt"]: row for row in packaged.heldout}
     for pair in pairs:
         row = rows[pair.prompt]
         assert is_held_out(row["fen"], 0.1)
         assert row["task"] == task_of_kind(pair.kind)
-        if task_of_kind(pair.kind) == "environment":
-            chosen, wrong = (
-                score_environment(row["fen"], row["action"], text)
-                for text in (pair.chosen, pair.rejected)
-            )
+        if row["task"] == "environment":
+            judge = partial(score_environment, row["fen"], row["action"])
+            chosen, wrong = judge(pair.chosen), judge(pair.rejected)
             assert chosen["exact"] == 1 and wrong["exact"] == 0 and wrong["format"] == 1, pair
     kinds = Counter(pair.kind for pair in pairs)
-    assert set(kinds) == {kind for kind, share in shares.items() if share}
+    assert set(kinds) == {kind for kind, share in PAIR_SHARES.items() if share}
     assert kinds["piece"] == pytest.approx(0.20 * 400, abs=30)
-    assert make_pairs(packaged.heldout, 100, shares, seed=3) == pairs[:100]
-    assert make_pairs(packaged.heldout, 100, shares, seed=4) != pairs[:100]
+    assert make_pairs(packaged.heldout, 40, PAIR_SHARES, seed=3) == pairs[:40]
+    assert make_pairs(packaged.heldout, 40, PAIR_SHARES, seed=4) != pairs[:40]

@@ -12,40 +12,33 @@ import pytest
 from datasets import Dataset
 
 from rookworld_rlvr.common.errors import ConfigurationError, NotationError, RookWorldError
-from rookworld_rlvr.data.loading import (
-    HELDOUT_SHARE,
-    DataArguments,
-    LoadedData,
-    is_held_out,
-    load_data,
-    load_rows,
-)
+from rookworld_rlvr.data import loading
+from rookworld_rlvr.data.loading import DataArguments, LoadedData, is_held_out, load_data, load_rows
 from rookworld_rlvr.data.parsing import parse_raw
 from rookworld_rlvr.data.sources import check_dataset_name
 from rookworld_rlvr.data.synthesis import is_first_ply
 from rookworld_rlvr.tasks import rules
 
-from ..rows import AFTER_E4, PAWNS, RIGHT_E4, START, column, write_jsonl
+from ..rows import AFTER_E4, ASKED_E4, PAWN_VALUES, PAWNS, RIGHT_E4, START, column, write_jsonl
 
 Row = dict[str, Any]
-
 E4 = f"{START}+e2e4+e2e4+{RIGHT_E4}"  # without its prefix, as in the public data
-PAWNS_VALUES = column(
-    {"g2g4": 100, "f2f4": 90, "h2h4": 50, "f2f3": 0, "g2g3": 0, "h1g1": -10, "h2h3": -300}
-)
-PAWNS_ROW = f"P: {PAWNS} M: g2g4 f2f4 E: 1.0 0.9 B: g2g4"
 
 
-# --- Raw rows -------------------------------------------------------------------------------------
-def boards(n: int, seed: int = 0) -> list[chess.Board]:
+def position(fen: str) -> str:
+    """What makes two FENs the same position, said independently of the code under test."""
+    return " ".join(fen.split(" ")[:4])
+
+
+def boards(n: int) -> list[chess.Board]:
     """Different positions after one to six random plies, not in check, so that steps are many."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     found: dict[str, chess.Board] = {}
     while len(found) < n:
         board = chess.Board()
         for _ in range(rng.randint(1, 6)):
             board.push(rng.choice(list(board.legal_moves)))
-        found.setdefault(" ".join(board.fen().split()[:4]), board)
+        found.setdefault(position(board.fen()), board)
     return list(found.values())
 
 
@@ -60,24 +53,16 @@ def policy_raw(board: chess.Board) -> Row:
     """A row whose first legal move is the best, the next a little worse, and so on."""
     moves = [move.uci() for move in board.legal_moves]
     values = column({move: 50 - 10 * index for index, move in enumerate(moves)})
-    # In another order than best first: the third stands first.
-    top = [2, 0, 1]
-    text = (
-        f"P: {board.fen()} M: {' '.join(moves[i] for i in top)} "
-        f"E: {' '.join(str((50 - 10 * i) / 100) for i in top)} B: {moves[0]}"
-    )
+    # In another order than best first.
+    text = f"P: {board.fen()} M: {moves[2]} {moves[0]} {moves[1]} E: 0.3 0.5 0.4 B: {moves[0]}"
     return {"text": text, "action_values": values}
 
 
 def raw_rows(n: int) -> list[Row]:
     """`n` environment and `n` policy rows in turn, none of them from the same position."""
-    found = iter(boards(2 * n))
-    pairs = zip(found, found, strict=True)
-    return [
-        row
-        for one, other in pairs
-        for row in ({"text": environment_line(one), "action_values": None}, policy_raw(other))
-    ]
+    found = boards(2 * n)
+    asked = [{"text": environment_line(board), "action_values": None} for board in found[::2]]
+    return [row for two in zip(asked, map(policy_raw, found[1::2]), strict=True) for row in two]
 
 
 def text_file(path: Path, lines: list[str]) -> str:
@@ -94,12 +79,6 @@ def all_rows(data: LoadedData) -> list[Row]:
     return [*data.train, *data.heldout]
 
 
-def position(fen: str) -> str:
-    """What makes two FENs the same position, said independently of the code under test."""
-    return " ".join(fen.split(" ")[:4])
-
-
-# --- Files ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet", "txt"])
 def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
     raws = raw_rows(20)
@@ -113,10 +92,8 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, suffix: str) -> 
     else:
         text_file(path, [raw["text"] for raw in raws])
     data = load(str(path))
-
     assert data.report.read == 40
-    assert not data.report.quarantined
-    assert data.report.duplicates == 0
+    assert not data.report.quarantined and data.report.duplicates == 0
     rows = {row["fen"]: row for row in all_rows(data)}
     assert len(rows) == 40
     for raw in raws:
@@ -133,74 +110,56 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, suffix: str) -> 
 def test_rows_without_a_prefix_are_environment_rows() -> None:
     row = parse_raw({"text": E4})
     assert row == parse_raw({"text": f"A: {E4}"})
-    assert row == {
-        "task": "environment",
-        "prompt": f"A: {START}+e2e4+e2e4+",
-        "completion": RIGHT_E4,
-        "fen": START,
-        "action": "e2e4",
-        "history": ["e2e4"],
-        "action_values": None,
-    }
+    read = {"fen": START, "action": "e2e4", "history": ["e2e4"], "action_values": None}
+    assert row == {"task": "environment", "prompt": ASKED_E4, "completion": RIGHT_E4, **read}
 
 
-@pytest.mark.parametrize(
-    ("values", "reason"),
-    [
-        (PAWNS_VALUES[1:], "do not name every legal move once"),
-        ([*PAWNS_VALUES, {"move": "h1h2", "cp": -400}], "do not name every legal move once"),
-        ([], "do not name every legal move once"),
-        (PAWNS_VALUES[::-1], "not ordered best first"),
+def test_values_that_do_not_fit_the_position_are_refused() -> None:
+    good: Any = column({**PAWN_VALUES, "f2f4": 110})
+    for values, reason in (
+        (good[1:], "do not name every legal move once"),
+        ([*good, {"move": "h1h2", "cp": -400}], "do not name every legal move once"),
+        (good[::-1], "not ordered best first"),
         ([{"uci": "g2g4", "cp": 100}], "must be a list of {move, cp}"),
-        ([{**value, "cp": "mate"} for value in PAWNS_VALUES], "must be a list of {move, cp}"),
-    ],
-)
-def test_values_that_do_not_fit_the_position_are_refused(values: Any, reason: str) -> None:
-    with pytest.raises(NotationError, match=reason):
-        parse_raw({"text": PAWNS_ROW, "action_values": values})
+        ([{**value, "cp": "mate"} for value in good], "must be a list of {move, cp}"),
+    ):
+        with pytest.raises(NotationError, match=reason):
+            parse_raw({"text": f"P: {PAWNS} M: g2g4 E: 1.0 B: g2g4", "action_values": values})
 
 
-# --- Quarantine -----------------------------------------------------------------------------------
 def spoilt_file(tmp_path: Path) -> str:
     """36 good lines and four bad ones: 1, 11, 22 and 40."""
     lines = [environment_line(board) for board in boards(36)]
     lines.insert(0, "hello")
     lines.insert(10, lines[5] + "+0")
     lines.insert(21, "8/8/8/8/8/8/8/8 w - - 0 1+e2e4+e2e4+8/8/8/8/8/8/8/8 w - - 0 1+-1.0+0+1")
-    lines.append("Привет")
-    return text_file(tmp_path / "rows.txt", lines)
+    return text_file(tmp_path / "rows.txt", [*lines, "Привет"])
 
 
 def test_malformed_rows_go_to_a_file_with_their_reasons(tmp_path: Path) -> None:
-    quarantine = tmp_path / "out" / "quarantine.jsonl"  # its folder is made
-    data = load(spoilt_file(tmp_path), quarantine, max_quarantined_share=0.075)  # three of 40
-
+    name, quarantine = spoilt_file(tmp_path), tmp_path / "out" / "quarantine.jsonl"
+    with pytest.raises(RookWorldError, match=r"3 of 40 rows.*max_quarantined_share=0\.07") as found:
+        load(name, quarantine, max_quarantined_share=0.07)
+    assert str(quarantine) in str(found.value)
     entries = [json.loads(line) for line in quarantine.read_text().splitlines()]
     assert [entry["row"] for entry in entries] == [1, 11, 22, 40]
     assert [entry["text"] for entry in entries][::3] == ["hello", "Привет"]
-    assert "neither a RookWorld row, a FEN nor an EPD" in entries[0]["reason"]
-    assert "not the four fields" in entries[1]["reason"]
-    assert "not a legal chess position" in entries[2]["reason"]
-    assert data.report.read == 40
-    assert sorted(data.report.quarantined.values()) == [1, 2]
-    assert data.report.unjudgeable == {"a king is missing": 1}
-    assert data.report.quarantined["neither a RookWorld row, a FEN nor an EPD"] == 2
-    assert len(all_rows(data)) == 36
-    assert any("quarantined" in line and " 3" in line for line in data.report.lines())
+    no_row = "neither a RookWorld row, a FEN nor an EPD"
+    for number, reason in enumerate((no_row, "not the four fields", "not a legal chess position")):
+        assert reason in entries[number]["reason"]
+
+    report = load(name, quarantine, max_quarantined_share=0.075).report  # three of 40
+    assert len(quarantine.read_text().splitlines()) == 4
+    assert (report.read, report.train.total() + report.heldout.total()) == (40, 36)
+    assert sorted(report.quarantined.values()) == [1, 2] and report.quarantined[no_row] == 2
+    assert report.unjudgeable == {"a king is missing": 1}
+    assert any("quarantined" in line and " 3" in line for line in report.lines())
+    load(write_jsonl(tmp_path / "rows.jsonl", raw_rows(20)), quarantine)
+    assert not quarantine.exists(), "else the next run would take it for its own"
 
 
-def test_more_malformed_rows_than_the_share_stop_the_run(tmp_path: Path) -> None:
-    quarantine = tmp_path / "quarantine.jsonl"
-    with pytest.raises(
-        RookWorldError, match=r"3 of 40 rows.*max_quarantined_share=0\.07"
-    ) as caught:
-        load(spoilt_file(tmp_path), quarantine, max_quarantined_share=0.07)
-    assert str(quarantine) in str(caught.value)
-    assert len(quarantine.read_text().splitlines()) == 4  # to look at, run or no run
-
-
-def generated_file(tmp_path: Path) -> str:
-    """40 right rows, and 20 as the public generator makes them after an illegal move."""
+def test_rows_that_no_rule_judges_are_left_out_without_a_limit(tmp_path: Path) -> None:
+    """Of 60 rows, 20 are as the public generator makes them after an illegal move."""
     lines = [environment_line(board) for board in boards(40)]
     for board, count in (
         ("rnbq1bnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQ", 10),
@@ -208,12 +167,8 @@ def generated_file(tmp_path: Path) -> str:
         ("4k2P/8/8/8/8/8/8/4K3 w -", 5),
     ):
         lines += [f"{board} - {n} 9+e1e2+e1e2+{RIGHT_E4}" for n in range(count)]
-    return text_file(tmp_path / "rows.txt", lines)
-
-
-def test_rows_that_no_rule_judges_are_left_out_without_a_limit(tmp_path: Path) -> None:
-    quarantine = tmp_path / "quarantine.jsonl"
-    data = load(generated_file(tmp_path), quarantine, max_quarantined_share=0)
+    name, quarantine = text_file(tmp_path / "rows.txt", lines), tmp_path / "quarantine.jsonl"
+    data = load(name, quarantine, max_quarantined_share=0)
     assert data.report.unjudgeable == {
         "a king is missing": 10,
         "the side that is not to move is in check": 5,
@@ -221,56 +176,41 @@ def test_rows_that_no_rule_judges_are_left_out_without_a_limit(tmp_path: Path) -
     }
     assert data.report.read == 60 and len(all_rows(data)) == 40
     printed = "\n".join(data.report.lines())
-    assert re.search(
-        r"^left out, as no rule of chess can judge them +20\n +10  a king", printed, re.M
-    )
+    said = r"^left out, as no rule of chess can judge them +20\n +10  a king"
+    assert re.search(said, printed, re.M)
     assert len(quarantine.read_text().splitlines()) == 20
     with pytest.raises(RookWorldError, match=r"60 rows were read, 10 are left out \(a king is m"):
-        load(generated_file(tmp_path), tasks=["policy"])
+        load(name, tasks=["policy"])
 
 
 def test_what_is_learnt_is_what_the_rules_say(tmp_path: Path) -> None:
-    leap = f"{START}+e2e5+e2e5+{AFTER_E4}+0.001+0+0"  # an illegal move, played on
-    lines = [*map(environment_line, boards(20)), *map(environment_line, boards(5)), leap]
-    arguments = DataArguments(
-        dataset_name=text_file(tmp_path / "rows.txt", lines),
-        tasks=["environment"],
-        heldout_share=0.4,
-    )
+    asked, leapt = f"A: {START}+e2e5+e2e5+", f"{AFTER_E4}+0.001+0+0"  # illegal, played on
+    lines = [*map(environment_line, boards(20)), *map(environment_line, boards(5)), asked + leapt]
+    name = text_file(tmp_path / "rows.txt", lines)
+    arguments = DataArguments(dataset_name=name, tasks=["environment"], heldout_share=0.4)
     read, learnt = load_data(arguments), load_data(arguments, is_learnt=True)
     answers = {row["prompt"]: row["completion"] for row in all_rows(learnt)}
-    asked = f"A: {START}+e2e5+e2e5+"
     assert answers[asked] == f"{START}+-1.0+0+1"
-    assert {row["prompt"]: row["completion"] for row in all_rows(read)} == {
-        **answers,
-        asked: f"{AFTER_E4}+0.001+0+0",
-    }
+    assert {row["prompt"]: row["completion"] for row in all_rows(read)} == {**answers, asked: leapt}
     assert (read.report.corrected, learnt.report.corrected) == (0, 1)
     assert "environment answers replaced by the rules'" in "\n".join(learnt.report.lines())
 
 
-# --- For other trainers ---------------------------------------------------------------------------
-def test_rows_for_other_trainers_are_those_of_training(tmp_path: Path) -> None:
+def test_rows_for_other_trainers_are_those_of_training(tmp_path: Path, caplog) -> None:
     name = write_jsonl(tmp_path / "rows.jsonl", raw_rows(20))
     rows, data = load_rows(name, heldout_share=0.4), load(name)
-    assert rows["train"][:] == data.train[:]
-    assert rows["test"][:] == data.heldout[:]
+    assert rows["train"][:] == data.train[:] and rows["test"][:] == data.heldout[:]
     assert rows["train"].column_names[:2] == ["task", "prompt"]
     policy = load_rows(name, heldout_share=0.4, tasks=["policy"])
     assert {*policy["train"]["task"], *policy["test"]["task"]} == {"policy"}
     assert sum(policy.num_rows.values()) == 20
-
-
-def test_what_is_missing_in_rows_for_other_trainers_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    caplog.clear()
     rows = load_rows(spoilt_file(tmp_path), heldout_share=0.4, max_quarantined_share=0.1)
     assert sum(rows.num_rows.values()) == 36
     for words in ("rows read 40", "quarantined 3", "2 neither a RookWorld row", "rookworld audit"):
         assert words in caplog.text
 
 
-# --- Duplicates and the split ---------------------------------------------------------------------
 def test_duplicates_are_dropped_whatever_their_spacing(tmp_path: Path) -> None:
     lines = [environment_line(board) for board in boards(20)]
     again = [f"A: {lines[3]}", lines[4].replace("+", " + "), lines[5] + "<|endoftext|>"]
@@ -284,9 +224,7 @@ def test_duplicates_are_dropped_whatever_their_spacing(tmp_path: Path) -> None:
     assert all(row["completion"].endswith("+0.001+0+0") for row in rows), "the first is kept"
 
 
-def test_no_position_is_in_both_splits_whatever_the_action_the_task_or_the_clocks(
-    tmp_path: Path,
-) -> None:
+def test_no_position_is_in_both_splits_whatever_the_action_the_task_or_the_clocks(tmp_path) -> None:
     rows: list[Row] = []
     for board in boards(30):
         later = board.copy()
@@ -295,10 +233,7 @@ def test_no_position_is_in_both_splits_whatever_the_action_the_task_or_the_clock
         rows += [{"text": environment_line(board, move)} for move in moves[:3]]
         rows += [{"text": environment_line(later, moves[3])}, {"text": policy_raw(board)["text"]}]
     data = load(write_jsonl(tmp_path / "rows.jsonl", rows))
-
-    train, heldout = (
-        [position(row["fen"]) for row in split] for split in (data.train, data.heldout)
-    )
+    train, heldout = ([position(row["fen"]) for row in s] for s in (data.train, data.heldout))
     assert len(set(train)) + len(set(heldout)) == 30
     assert set(train).isdisjoint(heldout)
     assert set(Counter(train + heldout).values()) == {5}  # a position stays together
@@ -309,8 +244,7 @@ def test_held_out_positions_follow_the_share_and_nest() -> None:
     fens = [board.fen() for board in boards(600)]
     small = {fen for fen in fens if is_held_out(fen, 0.1)}
     large = {fen for fen in fens if is_held_out(fen, 0.4)}
-    assert 30 < len(small) < 95  # 60 ± 4.5 deviations
-    assert 190 < len(large) < 290
+    assert 30 < len(small) < 95 and 190 < len(large) < 290  # ± 4.5 deviations
     assert small < large
     assert not any(is_held_out(fen, 0.0) for fen in fens)
     assert all(is_held_out(fen, 1.0) for fen in fens)
@@ -318,28 +252,18 @@ def test_held_out_positions_follow_the_share_and_nest() -> None:
 
 def test_held_out_rows_are_capped_by_task_and_the_rest_is_not_trained_on(tmp_path: Path) -> None:
     name = write_jsonl(tmp_path / "rows.jsonl", raw_rows(30))
-    uncapped = load(name)
-    capped = load(name, heldout_rows=4)
+    uncapped, capped = load(name), load(name, heldout_rows=4)
     assert capped.report.heldout == {"environment": 4, "policy": 4}
     assert min(uncapped.report.heldout.values()) > 4
     assert capped.report.train == uncapped.report.train
 
 
-# --- Options --------------------------------------------------------------------------------------
 def shares(environment: float) -> dict[str, float]:
     return {"environment": environment, "policy": 1 - environment}
 
 
-def test_shares_of_tasks_that_are_left_out_do_not_count() -> None:
-    keys = {"dataset_name": "rookworld-nano-openings", "tasks": ["policy"], "max_rows": 200}
-    shared = load_data(DataArguments(**keys, task_shares={"environment": 1.0}))
-    assert shared.train.to_list() == load_data(DataArguments(**keys)).train.to_list()
-
-
 @pytest.mark.parametrize("share", [0.0, 0.8])
-def test_task_shares_are_reached_by_repeating_and_no_row_is_lost(
-    tmp_path: Path, share: float
-) -> None:
+def test_task_shares_are_reached_by_repeating_and_no_row_is_lost(tmp_path: Path, share) -> None:
     name = write_jsonl(tmp_path / "rows.jsonl", raw_rows(30))
     plain, mixed = load(name), load(name, task_shares=shares(share))
     tasks = Counter(mixed.train["task"])
@@ -348,17 +272,18 @@ def test_task_shares_are_reached_by_repeating_and_no_row_is_lost(
         assert set(mixed.train["prompt"]) == set(plain.train["prompt"])
     assert mixed.heldout.to_list() == plain.heldout.to_list()
     assert mixed.report.train == plain.report.train  # counted before any repetition
+    others = load(name, tasks=["policy"], task_shares={"environment": 1.0})
+    assert others.train.to_list() == load(name, tasks=["policy"]).train.to_list(), "left out"
 
 
-# --- A game's first two plies ---------------------------------------------------------------------
-def first_plies_of(rows: list[Row]) -> list[Row]:
-    return [row for row in rows if row["task"] == "environment" and is_first_ply(row)]
+def first_plies_of(split: Any) -> list[Row]:
+    return [row for row in split.to_list() if row["task"] == "environment" and is_first_ply(row)]
 
 
 def test_the_first_two_plies_are_420_rows_of_21_positions_and_some_are_held_out() -> None:
     data = load("", tasks=["environment"], heldout_share=0.1, first_plies_share=0.3)
-    train = {row["prompt"]: row["fen"] for row in first_plies_of(data.train.to_list())}
-    heldout = {row["prompt"]: row["fen"] for row in first_plies_of(data.heldout.to_list())}
+    rows = first_plies_of(data.train), first_plies_of(data.heldout)
+    train, heldout = ({row["prompt"]: row["fen"] for row in split} for split in rows)
     assert (len(train), len(heldout)) == (380, 40)
     assert len({*train.values(), *heldout.values()}) == 21
     assert not set(train.values()) & set(heldout.values())
@@ -367,27 +292,22 @@ def test_the_first_two_plies_are_420_rows_of_21_positions_and_some_are_held_out(
 
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_the_first_two_plies_get_their_share_of_the_environment_rows(share: float) -> None:
-    options = {"max_rows": 300, "synthetic_rows": 300, "first_plies_share": share}
+    options = {"max_rows": 150, "synthetic_rows": 150, "first_plies_share": share}
     data = load("rookworld-nano-openings", heldout_share=0.1, task_shares=shares(0.6), **options)
-    rows = data.train.to_list()
-    asked = [row for row in rows if row["task"] == "environment"]
-    assert len(asked) / len(rows) == pytest.approx(0.6, abs=0.01)
-    assert len(first_plies_of(rows)) / len(asked) == pytest.approx(share, abs=0.01)
+    tasks = Counter(data.train["task"])
+    assert tasks["environment"] / tasks.total() == pytest.approx(0.6, abs=0.01)
+    assert len(first_plies_of(data.train)) / tasks["environment"] == pytest.approx(share, abs=0.01)
 
 
-# --- Faults of the configuration ------------------------------------------------------------------
-def test_keys_that_contradict_are_reported_together() -> None:
+def test_faults_of_keys_names_and_files_are_named_with_close_matches(tmp_path: Path) -> None:
     wrong: dict[str, Any] = {"heldout_share": 1.5, "synthetic_shares": {"opennings": 1.0}}
     with pytest.raises(ConfigurationError) as caught:
         DataArguments(dataset_name="rookworld-nano-opening", tasks=["policy"], **wrong)
     name, kind, share = caught.value.faults
-    assert "did you mean rookworld-nano-openings" in name and "heldout_share: 1.5" in share
+    assert "rookworld-nano-opening" in name and "heldout_share: 1.5" in share
     assert "'opennings' is not a valid kind; did you mean openings" in kind
     with pytest.raises(ConfigurationError, match="load_rows: no option 'task'; did you mean tasks"):
         load_rows(task=["policy"])
-
-
-def test_an_unknown_name_or_file_is_a_fault_with_close_matches(tmp_path: Path) -> None:
     good = text_file(tmp_path / "openings.jsonl", [])
     assert check_dataset_name(good) == []
     for name, words in (
@@ -398,41 +318,23 @@ def test_an_unknown_name_or_file_is_a_fault_with_close_matches(tmp_path: Path) -
     ):
         (fault,) = check_dataset_name(name)
         assert repr(name) in fault and re.search(words, fault), fault
-
-
-def test_a_broken_file_is_an_error_that_names_it(tmp_path: Path) -> None:
-    path = tmp_path / "broken.jsonl"
-    path.write_text('{"text": "x"}\n{"text": "P: 8/')
+    (tmp_path / "broken.jsonl").write_text('{"text": "x"}\n{"text": "P: 8/')
     with pytest.raises(RookWorldError, match=r"broken\.jsonl' \(JSON parse error: Missing"):
-        load(str(path))
+        load(str(tmp_path / "broken.jsonl"))
 
 
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
+def test_an_empty_split_stops_the_run(tmp_path: Path) -> None:
+    name = text_file(tmp_path / "rows.txt", [environment_line(board) for board in boards(20)])
+    left_out = r"20 rows were read, 20 are left out \(environment\)"
+    options: dict[str, Any]
+    for options, words in (
         ({"heldout_share": 0.0}, r"no held-out rows .* 20 rows were read\. Give"),
         ({"heldout_share": 1.0}, "no training rows"),
         ({"task_shares": shares(0.5)}, "no rows of policy .* --tasks environment$"),
-        (
-            {"task_shares": shares(0.5), "tasks": ["policy"]},
-            r"20 rows were read, 20 are left out \(environment\)",
-        ),
-    ],
-)
-def test_an_empty_split_stops_the_run(tmp_path: Path, options: dict[str, Any], word: str) -> None:
-    name = text_file(tmp_path / "rows.txt", [environment_line(board) for board in boards(20)])
-    with pytest.raises(RookWorldError, match=word):
-        load(name, **options)
-
-
-def test_the_quarantine_of_mended_data_goes_away(tmp_path: Path) -> None:
-    """Else the next run would take it for its own."""
-    name, quarantine = text_file(tmp_path / "rows.txt", ["no row"]), tmp_path / "quarantine.jsonl"
-    options = {"tasks": ["environment"], "max_quarantined_share": 1.0, "synthetic_rows": 50}
-    load(name, quarantine, **options)
-    assert "no row" in quarantine.read_text()
-    load(text_file(tmp_path / "rows.txt", [E4]), quarantine, **options)
-    assert not quarantine.exists()
+        ({"task_shares": shares(0.5), "tasks": ["policy"]}, left_out),
+    ):
+        with pytest.raises(RookWorldError, match=words):
+            load(name, **options)
 
 
 def test_mirror_images_are_new_positions_with_the_same_values() -> None:
@@ -446,9 +348,8 @@ def test_mirror_images_are_new_positions_with_the_same_values() -> None:
     apart = by_key.keys() | {rules.position_key(row["fen"]) for row in both.heldout}
     for image in images[:50]:
         assert rules.position_key(image["fen"]) not in apart
-        assert not is_held_out(image["fen"], HELDOUT_SHARE)
-        board = chess.Board(image["fen"]).mirror()
-        row = by_key[rules.position_key(board.fen())]
+        assert not is_held_out(image["fen"], loading.HELDOUT_SHARE)
+        row = by_key[rules.position_key(chess.Board(image["fen"]).mirror().fen())]
         assert [v["cp"] for v in image["action_values"]] == [v["cp"] for v in row["action_values"]]
         moves = {v["move"] for v in image["action_values"]}
         assert moves == set(rules.legal_moves(image["fen"])), "of each legal move"

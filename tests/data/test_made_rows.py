@@ -1,7 +1,5 @@
 """Rows that were made or parsed are kept by datasets, until anything that they follow from changes."""
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +13,29 @@ from rookworld_rlvr.data.sources import Malformed, RowArguments
 from rookworld_rlvr.tasks.policy import POLICY
 from rookworld_rlvr.tasks.registry import TASKS
 
+from ..rows import write_jsonl
+
 SHARES = {"openings": 0.8, "illegal_actions": 0.2}
 
 
+def calls_of(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[int]:
+    """A one for each call of a function."""
+    calls: list[int] = []
+    real = getattr(module, name)
+
+    def counted(*args: Any) -> Any:
+        calls.append(1)
+        return real(*args)
+
+    monkeypatch.setattr(module, name, counted)
+    return calls
+
+
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> list[int]:
-    """The seeds that rows were made with."""
+def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
     monkeypatch.setattr(loading, "WORTH_KEEPING", 30)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
-    seeds: list[int] = []
-    make = synthesis.environment_prompts
-
-    def counted(seed: int, *args: Any) -> Iterator[Any]:
-        seeds.append(seed)
-        return make(seed, *args)
-
-    monkeypatch.setattr(synthesis, "environment_prompts", counted)
-    return seeds
+    return calls_of(monkeypatch, synthesis, "environment_prompts")
 
 
 def arguments(**options: Any) -> RowArguments:
@@ -39,9 +43,7 @@ def arguments(**options: Any) -> RowArguments:
     return RowArguments(**{**defaults, "synthetic_fill_in_rows": 15, **options})
 
 
-def test_rows_are_made_once_until_anything_that_they_follow_from_changes(
-    made: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_made_once_until_anything_that_they_follow_from_changes(made, monkeypatch) -> None:
     first = made_rows(arguments())
     assert made
     del made[:]
@@ -69,31 +71,18 @@ def test_rows_are_made_once_until_anything_that_they_follow_from_changes(
 
 
 @pytest.fixture
-def parsed(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> list[int]:
-    """A one for each row that was parsed."""
+def parsed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
     monkeypatch.setattr(loading, "LARGE_FILE", 1)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "kept")
-    numbers: list[int] = []
-    parse = parsing.parse_raw
-
-    def counted(raw: Any) -> Any:
-        numbers.append(1)
-        return parse(raw)
-
-    monkeypatch.setattr(parsing, "parse_raw", counted)
-    return numbers
-
-
-def write(path: Path, *texts: str) -> RowArguments:
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return RowArguments(str(path))
+    return calls_of(monkeypatch, parsing, "parse_raw")
 
 
 FEN = "8/8/8/8/8/2k5/8/K2R4 w - - 0 1"
 
 
 def test_a_file_is_parsed_once_and_its_faults_are_kept(parsed: list[int], tmp_path: Path) -> None:
-    args = write(tmp_path / "rows.jsonl", f"P: {FEN}", "nonsense", f"P: {FEN.replace('K', '1')}")
+    rows = [f"P: {FEN}", "nonsense", f"P: {FEN.replace('K', '1')}"]
+    args = RowArguments(write_jsonl(tmp_path / "rows.jsonl", rows))
     first = parsed_rows(args, ["policy"])
     assert parsed == [1, 1], "the second is no row at all"
     assert first == list(parse_rows(raw_rows(args), tasks=["policy"]))
@@ -104,12 +93,10 @@ def test_a_file_is_parsed_once_and_its_faults_are_kept(parsed: list[int], tmp_pa
     assert parsed_rows(args, ["policy"]) == first and parsed == []
 
 
-def test_another_content_and_tasks_of_ones_own_are_parsed_anew(
-    parsed: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    args = write(tmp_path / "rows.jsonl", f"P: {FEN}")
+def test_another_content_and_own_tasks_are_parsed_anew(parsed, tmp_path: Path, monkeypatch) -> None:
+    args = RowArguments(write_jsonl(tmp_path / "rows.jsonl", [f"P: {FEN}"]))
     parsed_rows(args, ["policy"])
-    write(tmp_path / "rows.jsonl", f"P: {FEN.replace('0 1', '0 2')}")
+    write_jsonl(tmp_path / "rows.jsonl", [f"P: {FEN.replace('0 1', '0 2')}"])
     (row,) = parsed_rows(args, ["policy"])
     assert len(parsed) == 2 and isinstance(row, dict) and row["fen"].endswith("0 2")
 

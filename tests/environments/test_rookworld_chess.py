@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,12 +21,11 @@ from rookworld_rlvr.rewards import get_reward_funcs
 from rookworld_rlvr.tasks.registry import TASKS, is_right
 from rookworld_rlvr.tasks.types import values_by_move
 
+from ..rows import ASKED_E4, START
+
 pytest.importorskip("verifiers", reason="verifiers is not installed (make test-environments)")
 chess = pytest.importorskip("rookworld_chess", reason="it is not installed")
-
-START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 ITEMS = 30  # of each task
-Reply = Callable[[Any], str]
 
 
 @pytest.fixture(scope="module")
@@ -37,22 +36,18 @@ def items() -> dict[str, Any]:
 
 
 @contextmanager
-def server(items: dict[str, Any], reply: Reply) -> Iterator[str]:
+def server(items: dict[str, Any], reply: Any) -> Iterator[str]:
     """An OpenAI-compatible server on loopback; `reply` gets the data of the item that is asked."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             content = reply(items[asked["messages"][-1]["content"]])
-            message = {"role": "assistant", "content": content}
-            answer = {
-                "object": "chat.completion",
-                "id": "0",
-                "created": 0,
-                "model": asked["model"],
-                "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-                "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
-            }
+            choice = {"index": 0, "finish_reason": "stop"}
+            choice["message"] = {"role": "assistant", "content": content}
+            answer = {"object": "chat.completion", "id": "0", "created": 0, "choices": [choice]}
+            answer["usage"] = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+            answer["model"] = asked["model"]
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.end_headers()
@@ -67,7 +62,7 @@ def server(items: dict[str, Any], reply: Reply) -> Iterator[str]:
         http.shutdown()
 
 
-def evaluate(items: dict[str, Any], reply: Reply, folder: Path) -> list[dict[str, Any]]:
+def evaluate(items: dict[str, Any], reply: Any, folder: Path) -> list[dict[str, Any]]:
     """The traces of `vf-eval`."""
     with server(items, reply) as url:
         command = f"rookworld_chess -n {len(items)} --model stub --client.base-url {url} --no-push"
@@ -109,23 +104,18 @@ ALL = [name for name in vars(chess.ChessTask) if name.startswith(tuple(TASKS))]
 
 def right(data: Any) -> str:
     truth = TASKS[data.task].truth(data.row_prompt, values_by_move(data.action_values))
-    return (
-        f"Let me see.\n```text\n<answer>e9e9</answer>\n<answer>{truth}</answer>\n```\nThat is all."
-    )
+    return f"Let me see.\n```text\n<answer>e9e9</answer>\n<answer>{truth}</answer>\n```\nSo."
 
 
 def wrong(data: Any) -> str:
     prompt, values = data.row_prompt, values_by_move(data.action_values)
     guesses = (TASKS[data.task].guess(prompt, random.Random(seed)) for seed in range(20))
-    return (
-        f"<answer>{next(text for text in guesses if not is_right(prompt, text, values))}</answer>"
-    )
+    guess = next(text for text in guesses if not is_right(prompt, text, values))
+    return f"<answer>{guess}</answer>"
 
 
 @pytest.mark.slow
-def test_right_answers_get_1_wrong_ones_less_and_no_answer_0(
-    items: dict[str, Any], tmp_path: Path
-) -> None:
+def test_right_answers_get_1_wrong_ones_less_and_no_answer_0(items, tmp_path: Path) -> None:
     for name, reply, metrics in (
         ("right", right, {"readable": 1.0, "right": 1.0}),
         ("wrong", wrong, {"right": 0.0}),
@@ -152,7 +142,7 @@ def test_a_model_gets_what_our_rewards_give(items: dict[str, Any], tmp_path: Pat
     assert_equal_to_ours(traces)
 
 
-def test_the_last_answer_is_read() -> None:
+def test_the_last_answer_is_read_and_a_malformed_board_is_none() -> None:
     prompt = "P: 8/8/8/8/8/4k3/8/4K3 w - - 0 1"
     answer = "M: e1d1 E: 0 B: e1d1"
     for reply in (
@@ -163,35 +153,18 @@ def test_the_last_answer_is_read() -> None:
         f"<answer>`{answer}`</answer></answer>",
     ):
         assert chess.answer_in(reply, prompt) == answer, reply
-    for reply in (
-        "",
-        answer,
-        f"<answer>{answer}",
-        f"</answer>{answer}<answer>",
-        "<answer></answer>",
-    ):
+    torn = f"<answer>{answer}", f"</answer>{answer}<answer>", "<answer></answer>"
+    for reply in ("", answer, *torn):
         assert chess.answer_in(reply, prompt) == "", reply
-
-
-def test_a_malformed_board_counts_as_no_answer() -> None:
     prompt = f"A: {START}+g1h3+g1h3+"
     board = "rnbqkbnr/pppppppp/8/8/8/7N/PPPPPPPPP/RNBQKB1R b KQkq - 1 1+0.001+0+0"  # nine squares
     assert get_reward_funcs(["environment_state"])[0]([prompt], [board]) != [0.0]
     assert chess.answer_in(f"<answer>{board}</answer>", prompt) == ""
 
 
-def test_the_weights_of_a_task_sum_to_1() -> None:
-    for task in TASKS:
-        weights = [
-            getattr(chess.ChessTask, name)._vf_weight for name in ALL if name.startswith(task)
-        ]
-        assert sum(weights) == 1, task
-
-
 def test_the_examples_in_prompts_are_answers() -> None:
-    prompt = f"A: {START}+e2e4+e2e4+"
-    example = chess.answer_in(chess.ASKED["environment"], prompt)
-    assert get_reward_funcs(["environment_exact"])[0]([prompt], [example]) == [1.0]
+    example = chess.answer_in(chess.ASKED["environment"], ASKED_E4)
+    assert get_reward_funcs(["environment_exact"])[0]([ASKED_E4], [example]) == [1.0]
     assert chess.answer_in(chess.ASKED["policy"], f"P: {START}")
     record = f"F: {START}+[MASK]+[MASK]+{example}+"
     example = chess.answer_in(chess.ASKED["fill_in"], record)

@@ -7,15 +7,9 @@ from pathlib import Path
 import pytest
 
 from rookworld_rlvr.common.stats import proportion
+from rookworld_rlvr.evaluation import pass_at_k as module
 from rookworld_rlvr.evaluation.models import RandomMover
-from rookworld_rlvr.evaluation.pass_at_k import (
-    RightCounts,
-    majority,
-    pass_at_k,
-    pass_summary,
-    read_counts,
-    write_counts,
-)
+from rookworld_rlvr.evaluation.pass_at_k import RightCounts, majority, pass_at_k, pass_summary
 from rookworld_rlvr.evaluation.suites.environment import FillInSuite
 from rookworld_rlvr.tasks.policy import POLICY
 
@@ -28,11 +22,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample() -> None:
             subsets = list(itertools.combinations([1] * right + [0] * (samples - right), k))
             found = pass_at_k(right, samples, k)
             assert found == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-15)
-
-
-def test_pass_at_k_as_published() -> None:
-    """Chen et al. multiply 1 - k / i over i = n - c + 1 ... n."""
-    product = 1.0
+    product = 1.0  # Chen et al. multiply 1 - k / i over i = n - c + 1 ... n
     for i in range(64 - 3 + 1, 65):
         product *= 1 - 16 / i
     assert pass_at_k(3, 64, 16) == pytest.approx(1 - product, abs=1e-12)
@@ -49,9 +39,8 @@ def test_a_majority_of_analyses_is_one_of_their_moves() -> None:
     texts = [f" M: a2a3 {move} E: 0.1 0.{place} B: {move}" for place, move in enumerate(moves)]
     assert majority(texts, POLICY.vote) == texts[0], "of equals, the first"
     assert majority(texts[1:], POLICY.vote) == texts[1]
-    assert majority([*texts, "d2d4", " B: d2d4"], POLICY.vote) == texts[1], (
-        "unreadable ones count too"
-    )
+    unreadable = ["d2d4", " B: d2d4"]
+    assert majority([*texts, *unreadable], POLICY.vote) == texts[1], "they count too"
     votes = RightCounts(4, [1, 4], [0, 1], [0, 1]).estimates()["majority@4"]
     assert votes.value == 0.5 and votes.interval == proportion(1, 2).interval
 
@@ -59,8 +48,8 @@ def test_a_majority_of_analyses_is_one_of_their_moves() -> None:
 def test_counts_are_written_and_read(tmp_path: Path) -> None:
     measured = {"before": {"policy": counts_of(8)}, "after": {"policy": counts_of(8)}}
     path = tmp_path / "pass.json"
-    write_counts(path, {"pass_samples": 16}, measured)
-    assert read_counts(path) == ({"pass_samples": 16}, measured)
+    module.write_counts(path, {"pass_samples": 16}, measured)
+    assert module.read_counts(path) == ({"pass_samples": 16}, measured)
     told = pass_summary(measured)["policy"]
     assert (told["prompts"], told["samples"]) == (8, 16)
     assert told["before"]["pass@1"]["value"] == pytest.approx(30 / 8 / 16)
@@ -69,7 +58,7 @@ def test_counts_are_written_and_read(tmp_path: Path) -> None:
     for broken in ("{}", "[]", '{"settings": {}, "before": {"policy": {"samples": 4}}}'):
         path.write_text(broken)
         with pytest.raises(ValueError, match="hold"):
-            read_counts(path)
+            module.read_counts(path)
 
 
 def test_the_samples_of_a_suite_are_counted_item_by_item() -> None:
@@ -86,17 +75,14 @@ def test_the_samples_of_a_suite_are_counted_item_by_item() -> None:
     assert values["pass@1"] == {item: count / 8 for item, count in right.items()}
     assert values["pass@8"] == {item: float(count > 0) for item, count in right.items()}
     assert sum(right.values()) > 0 and max(right.values()) < 8, "chance is right now and then"
-    others = {name: value for name, value in values.items() if "@" not in name}
-    assert others == plain.values, "the other metrics do not change"
+    assert plain.values.items() <= values.items(), "the other metrics do not change"
     assert found.notes["pass_samples"] == 8 and "pass_samples" not in plain.notes
     assert set(found.compare(found)) >= {"pass@1", "pass@8"}
 
 
-def test_evaluate_reports_pass_at_k_beside_the_greedy_numbers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluate_reports_pass_at_k_beside_the_greedy_numbers(tmp_path: Path, capsys) -> None:
     path = tmp_path / "results.json"
-    words = f"--suites environment --suite_rows 40 --pass_samples 4 --output_file {path}"
+    words = f"--suites environment --suite_rows 16 --pass_samples 4 --output_file {path}"
     recipe("evaluate").main(words.split())
     assert "pass@4" in capsys.readouterr().out
     sampled = json.loads(path.read_text())["suites"]["environment"]

@@ -17,15 +17,15 @@ from ..scripted import Scripted
 @pytest.fixture
 def from_boards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Games start after 1. f3 e5 and after 1. e4 e5; no position is held out."""
-    starts = [game_after("f3", "e5"), game_after("e4", "e5")]
+    starts = [game_after("f3 e5"), game_after("e4 e5")]
     monkeypatch.setattr(module, "openings", lambda *given, held_out: [b.copy() for b in starts])
     monkeypatch.setattr(module, "is_held_out", lambda fen, share: False)
 
 
 def scripted(states: str = "right") -> Scripted:
     """Mates in the first game; in the second, White's move is illegal."""
-    first = fen_after("f3", "e5"), fen_after("f3", "e5", "g4")
-    second = fen_after("e4", "e5"), fen_after("e4", "e5", "Nh3")
+    first = fen_after("f3 e5"), fen_after("f3 e5 g4")
+    second = fen_after("e4 e5"), fen_after("e4 e5 Nh3")
     moves = {first[0]: "g2g4", first[1]: "d8h4", second[0]: "e1e3", second[1]: "b8c6"}
 
     def answer(prompt: str) -> str:
@@ -52,8 +52,8 @@ def test_disagreements_about_the_board_become_rows() -> None:
     assert games[0].board.is_checkmate(), "the rules' board is played on"
     # Of four states, that after 2. Nh3 is the one with these counters.
     (found,) = wrong_states(games).items()
-    fen = fen_after("e4", "e5", "Nh3")
-    assert found == (f"A: {fen_after('e4', 'e5')}+g1h3+e2e4 e7e5 g1h3+", f"{fen}+0.001+0+0")
+    fen = fen_after("e4 e5 Nh3")
+    assert found == (f"A: {fen_after('e4 e5')}+g1h3+e2e4 e7e5 g1h3+", f"{fen}+0.001+0+0")
 
 
 def test_no_game_is_learnt_from_a_held_out_position() -> None:

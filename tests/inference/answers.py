@@ -3,11 +3,11 @@
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from rookworld_rlvr.inference.model import Reply, reply_of
 from rookworld_rlvr.inference.uci import Analyse, Stopped
 from rookworld_rlvr.tasks.policy import parse_policy_answer
-from rookworld_rlvr.tasks.types import PolicyAnswer
 
 reply = partial(reply_of, read=parse_policy_answer)
 OPENING = "M: e2e4 d2d4 g1f3 E: 0.3 0.25 0.4 B: e2e4"
@@ -27,7 +27,7 @@ class Model:
     def load(self, name: str, give_up: Callable[[], bool]) -> Analyse:
         self.loaded.append(name)
 
-        def analyse(fen: str) -> Reply[PolicyAnswer]:
+        def analyse(fen: str) -> Reply[Any]:
             text = self.answer(fen) if callable(self.answer) else self.answer
             while text is None:
                 if give_up():

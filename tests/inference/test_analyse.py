@@ -8,9 +8,7 @@ from rookworld_rlvr.inference.analyse import main, simulation_lines
 from rookworld_rlvr.inference.model import Reply
 from rookworld_rlvr.tasks.environment import parse_environment_answer
 
-MATE = "6k1/5ppp/8/8/8/8/8/R5K1 w - - 0 1"
-STALEMATE = "7k/5Q2/6K1/8/8/8/8/8 b - - 0 1"
-MATED = "R5k1/5ppp/8/8/8/8/8/6K1 b - - 1 1"
+from ..rows import RIGHT_E4
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -26,33 +24,26 @@ def test_an_opening_gets_moves_with_evaluations(capsys: pytest.CaptureFixture[st
         board.push_san(move)
     assert text.startswith(f"{board.fen()}\n")
     assert "Black to move; 29 legal moves" in text and "trained on" not in text
-    table = text.partition(" model")[2]  # what is behind it in the head depends on the engine
-    rows = table.split("\n\n")[0].splitlines()[1:]
+    # What is behind it in the head depends on the engine.
+    rows = text.partition(" model")[2].split("\n\n")[0].splitlines()[1:]
     assert rows and all(row.split()[-1][0] in "+-" for row in rows if "illegal" not in row)
     for row in rows:
         move, san = row[2:].split()[:2]
         assert san == "illegal" or board.parse_san(san).uci() == move
 
 
-def test_the_truth_is_said_beside_the_answer(
-    capsys: pytest.CaptureFixture[str], stockfish: str
-) -> None:
-    text = said(capsys, "--fen", *MATE.split())  # quotes are not needed
+def test_the_truth_is_said_beside_the_answer(capsys, stockfish: str) -> None:
+    text = said(capsys, *"--fen 6k1/5ppp/8/8/8/8/8/R5K1 w - - 0 1".split())  # without quotes
     assert "♜" not in text and "♖" in text, "a board"
     assert "; mate in one: a1a8\n" in text
     assert "best move of Stockfish: Ra8# (mate in 1)" in text
 
 
-@pytest.mark.parametrize(("fen", "how"), [(STALEMATE, "stalemate"), (MATED, "checkmate")])
-def test_there_is_nothing_to_analyse_where_the_game_is_over(
-    fen: str, how: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert f"nothing to analyse: {how}" in said(capsys, "--fen", fen)
+def test_what_cannot_be_asked_is_said_and_no_error(capsys, monkeypatch) -> None:
+    stalemate, mated = "7k/5Q2/6K1/8/8/8/8/8 b - - 0 1", "R5k1/5ppp/8/8/8/8/8/6K1 b - - 1 1"
+    assert "nothing to analyse: stalemate" in said(capsys, "--fen", stalemate)
+    assert "nothing to analyse: checkmate" in said(capsys, "--fen", mated)
 
-
-def test_an_engine_that_is_not_there_is_said_and_no_error(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
     def none(path: str | None = None) -> str:
         raise EngineError("no chess engine found: install one")
 
@@ -60,50 +51,33 @@ def test_an_engine_that_is_not_there_is_said_and_no_error(
     assert "Stockfish: not asked (no chess engine found: install one)" in said(capsys)
 
 
-@pytest.mark.parametrize(
-    ("words", "fault"),
-    [
-        (["--fen", "8/8/8/8/8/8/8/8 w - - 0 1"], "not a legal chess position"),
-        (["--fen", "e4"], "a FEN has six fields: 'e4'"),
-        (["--moves", "e4", "e4"], "give a legal move"),
-        (["--moves", "e4", "Ke3"], "illegal san: 'Ke3'"),
-        (["--moves", "0000"], "'0000' is not a move"),
-        (["--model", "nowhere"], "model: there is no folder 'nowhere'"),
-        (["--move", "Qh9"], "invalid san: 'Qh9'"),
-    ],
-)
-def test_faults_are_one_message_and_exit_code_2(
-    words: list[str], fault: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(words) == 2
-    out, err = capsys.readouterr()
-    assert fault in err and err.startswith("rookworld analyse: ") and not out
+def test_faults_are_one_message_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, fault in (
+        ("--fen e4", "a FEN has six fields: 'e4'"),
+        ("--moves e4 Ke3", "illegal san: 'Ke3'"),
+        ("--model nowhere", "model: there is no folder 'nowhere'"),
+        ("--move Qh9", "invalid san: 'Qh9'"),
+    ):
+        assert main(words.split()) == 2
+        out, err = capsys.readouterr()
+        assert fault in err and err.startswith("rookworld analyse: ") and not out
 
 
 CASTLING = "r1bqk1nr/pppp1ppp/2n5/2b1p3/2B1P3/5N2/PPPP1PPP/RNBQK2R w KQkq - 4 4"
+PROMOTION, QUEEN = "7k/4P3/8/8/8/8/8/4K3 w - - 0 1", "4Q2k/8/8/8/8/8/8/4K3"
 
 
-@pytest.mark.parametrize(
-    ("fen", "move", "words", "true"),
-    [
+def test_the_next_state_is_shown_beside_python_chess_s(capsys) -> None:
+    for fen, move, words, true in (
         (CASTLING, "O-O", "e1g1: O-O", {"castling": "kq", "reward": "0.001"}),
-        (
-            "7k/4P3/8/8/8/8/8/4K3 w - - 0 1",
-            "e8=Q+",
-            "e7e8q: e8=Q+",
-            {"board": "4Q2k/8/8/8/8/8/8/4K3"},
-        ),
+        (PROMOTION, "e8=Q+", "e7e8q: e8=Q+", {"board": QUEEN}),
         (chess.STARTING_FEN, "e2e5", "e2e5: illegal", {"reward": "-1.0", "truncated": "True"}),
-    ],
-)
-def test_the_next_state_is_shown_beside_python_chess_s(
-    fen: str, move: str, words: str, true: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = said(capsys, "--fen", fen, "--move", move).splitlines()
-    assert lines[1].startswith(words)
-    for name, value in true.items():
-        (line,) = [line for line in lines if line[2:].startswith(f"{name} ")]
-        assert line.endswith(value), "right in the answer, or beside it"
+    ):
+        lines = said(capsys, "--fen", fen, "--move", move).splitlines()
+        assert lines[1].startswith(words)
+        for name, value in true.items():
+            (line,) = [line for line in lines if line[2:].startswith(f"{name} ")]
+            assert line.endswith(value), "right in the answer, or beside it"
 
 
 def test_only_what_is_wrong_is_marked() -> None:
@@ -111,10 +85,8 @@ def test_only_what_is_wrong_is_marked() -> None:
         answer = Reply(text, parse_environment_answer(text))
         return "\n".join(simulation_lines(chess.STARTING_FEN, "e2e4", "m", answer))
 
-    right = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1+0.001+0+0"
-    assert "≠" not in shown(right) and shown(right).endswith("m is right")
-    wrong = shown(right.replace("KQkq", "Kkq").replace("4P3", "3P4"))
-    assert wrong.endswith("m is wrong in: board, castling")
-    assert wrong.count("≠") == 2
+    assert "≠" not in shown(RIGHT_E4) and shown(RIGHT_E4).endswith("m is right")
+    wrong = shown(RIGHT_E4.replace("KQkq", "Kkq").replace("4P3", "3P4"))
+    assert wrong.endswith("m is wrong in: board, castling") and wrong.count("≠") == 2
     unread = simulation_lines(chess.STARTING_FEN, "e2e4", "m", Reply("rubbish", None, "no fields"))
     assert "≠" not in (text := "\n".join(unread)) and "m wrote: rubbish" in text

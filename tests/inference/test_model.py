@@ -18,10 +18,13 @@ from rookworld_rlvr.tasks.text import parse_move
 from ..rows import START
 
 
-def test_the_answers_are_those_of_the_evaluation() -> None:
-    name = "rookworld-nano"
-    model = RookWorld.from_pretrained(name, device="cpu")
-    measured = open_model(name, ModelArguments(model_name_or_path=[name]))
+@pytest.fixture(scope="module")
+def model() -> RookWorld:
+    return RookWorld.from_pretrained("rookworld-nano", device="cpu")
+
+
+def test_the_answers_are_those_of_the_evaluation(model: RookWorld) -> None:
+    measured = open_model("rookworld-nano", ModelArguments(model_name_or_path=["rookworld-nano"]))
     fens = [fen for fen in islice(opening_positions(7, 10), 5) if rules.legal_moves(fen)]
     made = environment_prompts(3)  # some moves are unreadable, which only `complete` can ask about
     asked = list(islice((a for a in made if all(map(_is_uci, (a.action, *a.history)))), 5))
@@ -37,68 +40,57 @@ def test_the_answers_are_those_of_the_evaluation() -> None:
         assert _said(model.step, *step) == _said(parse_environment_answer, text)
 
 
-def _is_uci(text: str) -> bool:
-    try:
-        return bool(parse_move(text))
-    except NotationError:
-        return False
-
-
 def _said(ask: Any, *given: Any) -> Any:
     """A record, or that there is none."""
     try:
         return ask(*given)
     except NotationError:
-        return "unreadable"
+        return None
 
 
-def test_positions_and_moves_are_taken_as_people_have_them() -> None:
-    model = RookWorld.from_pretrained("rookworld-nano", device="cpu")
+def _is_uci(text: str) -> bool:
+    return _said(parse_move, text) is not None
+
+
+def test_positions_and_moves_are_taken_as_people_have_them(model: RookWorld) -> None:
     board = chess.Board()
     assert model.analyse(board) == model.analyse(START)
     after = model.step(START, "d2d4")
     assert not after.truncated
     for move in ("d4", chess.Move.from_uci("d2d4"), board.parse_san("d4")):
         assert model.step(board, move) == after
-    told = [chess.Move.from_uci("g1f3"), chess.Move.from_uci("g8f6")]
-    assert model.step(START, "d4", told) == model.step(START, "d2d4", ["g1f3", "g8f6"])
+    told = model.step(START, "d2d4", ["g1f3", "g8f6"])
+    moves = [chess.Move.from_uci("g1f3"), chess.Move.from_uci("g8f6")]
+    assert model.step(START, "d4", moves) == model.step(START, "d4", "g1f3 g8f6") == told
     assert model.step(START, "d2d5").truncated, "illegal, and asked as such"
+    for san in ("e4", "e5", "Nf3"):
+        board.push_san(san)
+    (reply,) = model.step_all([(board.fen(), "b8c6", ["e2e4", "e7e5", "g1f3"])])
+    assert model.step(board, "Nc6") == reply.record, "a board brings its moves"
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
+def test_what_is_no_position_move_type_or_device_is_refused(model: RookWorld) -> None:
+    asked: Any
+    for asked, said in (
         (["d2d4", "e4"], "a FEN has six fields"),
         ([START, "e5"], "illegal san: 'e5'.*; give a legal move, as Nf3"),
         ([START, "a1a1"], "no matching legal move"),
         ([START, "rubbish"], "invalid san: 'rubbish'"),
         ([START, "e4", ["Nf3"]], "not a move in UCI notation: 'Nf3'"),
-        ([START, 3], "3 is not a move"),
-        ([START, chess.Move.null()], "is not a move"),
+        *(([START, 3], "3 is not a move"), ([START, chess.Move.null()], "is not a move")),
         ([[START], "e4"], "is not a position; .* analyse_all"),
         ([chess.Board.from_chess960_pos(100), "e4"], "Chess960"),
-    ],
-)
-def test_what_is_no_position_or_move_is_refused(asked: list[Any], said: str) -> None:
-    model = RookWorld.from_pretrained("rookworld-nano", device="cpu")
-    with pytest.raises(RookWorldError, match=said):
-        model.step(*asked)
-
-
-def test_a_board_brings_its_moves_and_a_text_is_not_a_list() -> None:
-    model, board = RookWorld.from_pretrained("rookworld-nano"), chess.Board()
-    for move in ("e4", "e5", "Nf3"):
-        board.push_san(move)
-    played = ["e2e4", "e7e5", "g1f3"]
-    (told,) = model.step_all([(board.fen(), "b8c6", played)])
-    assert model.step(board, "Nc6") == told.record
+    ):
+        with pytest.raises(RookWorldError, match=said):
+            model.step(*asked)
     with pytest.raises(RookWorldError, match="write a list of texts"):
         model.complete("P: ")  # type: ignore[arg-type]
     with pytest.raises(RookWorldError, match=r"write a list, \[position\]"):
         model.analyse_all(START)
-    with pytest.raises(RookWorldError, match="'bf16' is not one of PyTorch's"):
-        RookWorld.from_pretrained("rookworld-nano", dtype="bf16")
-    for device in ("gpu", "cuda:99"):
-        with pytest.raises(RookWorldError, match=f"device: '{device}' cannot be used here"):
-            RookWorld.from_pretrained("rookworld-nano", device=device)
-    assert model.step(START, "d4", "g1f3 g8f6") == model.step(START, "d4", ["g1f3", "g8f6"])
+    for options, said in (
+        ({"dtype": "bf16"}, "'bf16' is not one of PyTorch's"),
+        ({"device": "gpu"}, "device: 'gpu' cannot be used here"),
+        ({"device": "cuda:99"}, "device: 'cuda:99' cannot be used here"),
+    ):
+        with pytest.raises(RookWorldError, match=said):
+            RookWorld.from_pretrained("rookworld-nano", **options)

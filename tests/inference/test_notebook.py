@@ -16,22 +16,20 @@ NOTEBOOK = REPOSITORY / "notebooks" / "quickstart.ipynb"
 def test_what_the_quickstart_imports_is_there() -> None:
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    code = "\n".join(source for source in sources if "%pip" not in source)
-    imports = [
-        (node.module, name.name)
-        for node in ast.walk(ast.parse(code))
+    parsed = ast.parse("\n".join(source for source in sources if "%pip" not in source))
+    ours = [
+        node
+        for node in ast.walk(parsed)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rookworld_rlvr")
-        for name in node.names
     ]
-    assert imports
-    for module, name in imports:
-        assert hasattr(importlib.import_module(str(module)), name), f"{module}.{name}"
+    assert ours
+    for node in ours:
+        for name in node.names:
+            assert hasattr(importlib.import_module(str(node.module)), name.name), name.name
 
 
 @pytest.mark.slow
-def test_the_quickstart_runs_from_top_to_bottom(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_quickstart_runs_from_top_to_bottom(tmp_path: Path, monkeypatch) -> None:
     nbclient: Any = importlib.import_module("nbclient")
     nbformat: Any = importlib.import_module("nbformat")
     monkeypatch.setenv("ROOKWORLD_NOTEBOOK_STEPS", "2")

@@ -5,7 +5,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from pathlib import Path
 from queue import Queue, SimpleQueue
 
 import chess
@@ -14,13 +14,7 @@ import pytest
 
 from rookworld_rlvr.inference.uci import Engine, Stopped, load, numbers_of, seconds_for
 
-from ..conftest import ran
 from .answers import OPENING, Model
-
-COMMAND = [sys.executable, "-P", "-m", "rookworld_rlvr.inference.uci", "--model", "rookworld-nano"]
-
-MATED = "rnb1kbnr/pppp1ppp/8/4p3/6Pq/5P2/PPPPP2P/RNBQKBNR w KQkq - 1 3"
-STALEMATED = "7k/5Q2/6K1/8/8/8/8/8 b - - 0 1"
 
 
 class Conversation:
@@ -28,9 +22,8 @@ class Conversation:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.said: list[str] = []
         self._lines: SimpleQueue[str | None] = SimpleQueue()
-        self._heard: Queue[str] = Queue()
+        self.heard: Queue[str] = Queue()
         self.engine = Engine("made-up", model.load, self._write)
         lines = iter(self._lines.get, None)
         self.thread = threading.Thread(target=self.engine.run, args=(lines,), daemon=True)
@@ -38,8 +31,7 @@ class Conversation:
 
     def _write(self, text: str) -> None:
         for line in text.splitlines():
-            self.said.append(line)
-            self._heard.put(line)
+            self.heard.put(line)
 
     def send(self, *lines: str | None) -> None:
         for line in lines:
@@ -47,14 +39,14 @@ class Conversation:
 
     def until(self, start: str) -> list[str]:
         """The next lines, to the first that starts so."""
-        lines = [self._heard.get(timeout=60)]
+        lines = [self.heard.get(timeout=60)]
         while not lines[-1].startswith(start):
-            lines.append(self._heard.get(timeout=60))
+            lines.append(self.heard.get(timeout=60))
         return lines
 
 
 @pytest.fixture
-def talk() -> Iterator[Conversation]:
+def talk():
     conversation = Conversation(Model())
     yield conversation
     conversation.send("quit")
@@ -68,17 +60,17 @@ def test_uci_is_answered_before_the_model_is_loaded(talk: Conversation) -> None:
     assert lines[0].startswith("id name ") and lines[1].startswith("id author ")
     assert not talk.model.loaded
     talk.send("isready", "isready")
-    talk.until("readyok")
-    talk.until("readyok")
+    for _ in range(2):
+        talk.until("readyok")
     assert talk.model.loaded == ["made-up"]
 
 
-@pytest.mark.parametrize("clock", ["", "movetime 60000", "wtime x btime 60000 rubbish depth"])
-def test_every_clock_gets_a_move(talk: Conversation, clock: str) -> None:
-    talk.send("ucinewgame", "position startpos", f"go {clock}")
-    info, move = talk.until("bestmove")
-    assert info.startswith("info depth 1 ") and " score cp 30 " in info
-    assert info.endswith(" pv e2e4") and move == "bestmove e2e4"
+def test_every_clock_gets_a_move(talk: Conversation) -> None:
+    for clock in ("", "movetime 60000", "wtime x btime 60000 rubbish depth"):
+        talk.send("ucinewgame", "position startpos", f"go {clock}")
+        info, move = talk.until("bestmove")
+        assert info.startswith("info depth 1 ") and " score cp 30 " in info
+        assert info.endswith(" pv e2e4") and move == "bestmove e2e4"
 
 
 def test_the_best_move_of_an_infinite_search_waits_for_stop(talk: Conversation) -> None:
@@ -108,22 +100,19 @@ def test_a_model_that_fails_does_not_leave_the_program_without_a_move(talk: Conv
     assert said[-1] == "bestmove g1h3" and "the model failed (RuntimeError: planted)" in said[-2]
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [["go movetime 1"], ["go wtime 60000", "stop"], ["go", "isready", "go infinite", "stop"]],
-)
-def test_a_model_that_is_late_does_not_cost_the_game(talk: Conversation, lines: list[str]) -> None:
-    talk.model.answer = None
-    talk.send(*lines)
-    if "isready" in lines:
-        assert talk.until("readyok") == ["readyok"], "while the model thinks"
-    for _ in range(sum(line.startswith("go") for line in lines)):
-        said = talk.until("bestmove")
-        assert said[-1] == "bestmove g1h3"
-        assert "had not answered" in said[-2] and "g1h3, the first legal move, is" in said[-2]
-    talk.model.answer = OPENING
-    talk.send("go")
-    assert talk.until("bestmove")[-1] == "bestmove e2e4"
+def test_a_model_that_is_late_does_not_cost_the_game(talk: Conversation) -> None:
+    for lines in ("go movetime 1", "go wtime 60000, stop", "go, isready, go infinite, stop"):
+        talk.model.answer = None
+        talk.send(*lines.split(", "))
+        if "isready" in lines:
+            assert talk.until("readyok") == ["readyok"], "while the model thinks"
+        for _ in range(lines.count("go")):
+            said = talk.until("bestmove")
+            assert said[-1] == "bestmove g1h3"
+            assert "had not answered" in said[-2] and "g1h3, the first legal move, is" in said[-2]
+        talk.model.answer = OPENING
+        talk.send("go")
+        assert talk.until("bestmove")[-1] == "bestmove e2e4"
 
 
 def test_a_model_is_stopped_between_two_tokens() -> None:
@@ -144,41 +133,29 @@ def test_a_model_is_stopped_between_two_tokens() -> None:
     assert len(asked) == 6
 
 
-@pytest.mark.parametrize(
-    ("words", "seconds"),
-    [
-        ("depth 3", None),
-        ("btime 1000", None),
-        ("movetime 1000", 0.9),
-        ("movetime 50", 0.045),
-        ("wtime 10000", 4.9),
-        ("wtime 10000 winc 2000 binc 9999", 6.9),
-        ("wtime 1000 winc 5000", 0.9),
-        ("wtime 10000 movestogo 1", 4.9),
-        ("wtime -3", 0.0),
-    ],
-)
-def test_half_of_the_clock_at_most(words: str, seconds: float | None) -> None:
-    assert seconds_for(numbers_of(words.split()), chess.WHITE) == seconds
+def test_half_of_the_clock_at_most() -> None:
+    for words, seconds in (
+        *(("depth 3", None), ("btime 1000", None)),
+        *(("movetime 1000", 0.9), ("movetime 50", 0.045)),
+        *(("wtime 10000", 4.9), ("wtime 10000 winc 2000 binc 9999", 6.9)),
+        *(("wtime 1000 winc 5000", 0.9), ("wtime 10000 movestogo 1", 4.9), ("wtime -3", 0.0)),
+    ):
+        assert seconds_for(numbers_of(words.split()), chess.WHITE) == seconds, words
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_a_bad_position_is_said_and_changes_nothing(talk: Conversation) -> None:
+    talk.send("position startpos moves d2d4")
+    for words, said in (
         ("", "not a FEN"),
         ("fen 8/8/8/8/8/8/8/8 w - - 0 1", "not a legal chess position"),
         ("fen 4k3/8/8/8/8/8/8/4K3 w - - 0 9999999", "counter is not a whole number"),
         ("startpos moves e2e5", "e2e5"),
         ("startpos moves e2e4 0000", "0000"),
-    ],
-)
-def test_a_bad_position_is_said_and_changes_nothing(
-    talk: Conversation, words: str, said: str
-) -> None:
-    talk.send("position startpos moves d2d4", f"position {words}")
-    (line,) = talk.until("info string ")
-    assert said in line
-    assert "the position is still rnbqkbnr/pppppppp/8/8/3P4/8/PPP1PPPP/RNBQKBNR b" in line
+    ):
+        talk.send(f"position {words}")
+        (line,) = talk.until("info string ")
+        assert said in line
+        assert "the position is still rnbqkbnr/pppppppp/8/8/3P4/8/PPP1PPPP/RNBQKBNR b" in line
 
 
 def test_at_the_end_of_the_input_the_model_finishes() -> None:
@@ -200,13 +177,17 @@ WORDS = (
     "mate infinite ponder searchmoves e2e4 e7e5 g1f3 0000 a1a9 e7e8q -1 0 7 99999999999999999999 ٣ é "
     "MultiPV Model Overhead w b KQkq - \x00 4k3/8/8/8/8/8/8/4K2R 8/8/8/8/8/8/8/8 999999 joho"
 ).split()
+POSITIONS = (
+    "startpos",
+    "fen rnb1kbnr/pppp1ppp/8/4p3/6Pq/5P2/PPPPP2P/RNBQKBNR w KQkq - 1 3",  # mated
+    "fen 7k/5Q2/6K1/8/8/8/8/8 b - - 0 1",  # stalemated
+    "fen 4k3/8/8/8/8/8/8/4K2R w K - 0 999999",
+)
 
 
 def odd_line(draw: random.Random) -> str:
     line = " ".join(draw.choices(WORDS, k=draw.randrange(8)))
-    position = "position " + draw.choice(
-        ["startpos", f"fen {MATED}", f"fen {STALEMATED}", "fen 4k3/8/8/8/8/8/8/4K2R w K - 0 999999"]
-    )
+    position = f"position {draw.choice(POSITIONS)}"
     clock = f"go {draw.choice(WORDS)} {draw.randrange(200)}"
     noise = "".join(map(chr, draw.choices(range(1, 0x3000), k=draw.randrange(60))))
     return draw.choice([line, line, position, f"{position} moves {line}", clock, noise])
@@ -233,20 +214,33 @@ def test_a_thousand_odd_lines(seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
     talk.send(*(odd_line(draw) for _ in range(1000)), "stop", "quit")
     talk.thread.join(timeout=60)
     assert not talk.thread.is_alive()
-    best = [line.split()[1] for line in talk.said if line.startswith("bestmove")]
+    best = [line.split()[1] for line in talk.heard.queue if line.startswith("bestmove")]
     assert len(best) == len(asked) > 100
     for board, move in zip(asked, best, strict=True):
         assert move == "0000" if not any(board.legal_moves) else board.parse_uci(move)
     assert len(best) - best.count("0000") > 50
-    assert all("\n" not in line for line in talk.said)
 
 
-def test_a_game_over_pipes_within_its_clock() -> None:
-    """Sixty seconds for the game, which the engine is told of and which python-chess measures here."""
+PROGRAM = """
+import atexit, pathlib, runpy, sys
+heavy = {"torch", "transformers", "trl", "wandb", "datasets", "peft"}
+from rookworld_rlvr.inference import play, uci
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+atexit.register(lambda: pathlib.Path("loaded").write_text(" ".join(sorted(heavy & set(sys.modules)))))
+runpy.run_module("rookworld_rlvr.inference.uci", run_name="__main__")
+"""
+
+
+def test_a_game_over_pipes_within_its_clock(tmp_path: Path) -> None:
+    """Sixty seconds for the game, which the engine is told of and which python-chess measures here.
+
+    The protocol waits for no library, and the model for few.
+    """
     board, draw, clock = chess.Board(), random.Random(0), 60.0
-    with chess.engine.SimpleEngine.popen_uci(COMMAND, timeout=120) as ours:
+    command = [sys.executable, "-P", "-c", PROGRAM, "--model", "rookworld-nano"]
+    with chess.engine.SimpleEngine.popen_uci(command, timeout=120, cwd=tmp_path) as ours:
         ours.ping()
-        for _ in itertools.takewhile(lambda _: not board.is_game_over(), range(40)):
+        for _ in itertools.takewhile(lambda _: not board.is_game_over(), range(16)):
             if board.turn:
                 began = time.monotonic()
                 limit = chess.engine.Limit(white_clock=clock, black_clock=60)
@@ -260,15 +254,5 @@ def test_a_game_over_pipes_within_its_clock() -> None:
         assert len(board.move_stack) > 4
         line = ours.analyse(chess.Board(), chess.engine.Limit(time=30))
         assert "pv" in line and "score" in line
-
-
-def test_the_protocol_waits_for_no_library_and_the_model_for_few() -> None:
-    code = (
-        "import sys\n"
-        "heavy = {'torch', 'transformers', 'trl', 'wandb', 'datasets', 'peft'}\n"
-        "from rookworld_rlvr.inference import play, uci\n"
-        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
-        "uci.load('rookworld-nano', lambda: False)\n"
-        "print(sorted(heavy & set(sys.modules)))\n"
-    )
-    assert ran(sys.executable, "-c", code).stdout == "['torch', 'transformers']\n"
+        ours.quit()
+    assert (tmp_path / "loaded").read_text() == "torch transformers"

@@ -22,8 +22,9 @@ from rookworld_rlvr.evaluation.registry import SuiteArguments
 from rookworld_rlvr.evaluation.suite import Answerer, open_suites
 from rookworld_rlvr.models.loading import PACKAGED_MODEL, resolve_model_path
 
-pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed (make test-lm-eval)")
+from ..rows import ASKED_E4
 
+pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed (make test-lm-eval)")
 FOLDER = Path(rookworld_rlvr.lm_eval.__file__).parent
 MODEL = resolve_model_path(PACKAGED_MODEL)
 SUITES = ("environment", "policy", "mate_in_one", "fill_in", "openings")
@@ -42,9 +43,7 @@ class Ours(Answerer):
         return self.said
 
     def samples(self, prompts: Sequence[str], count: int, decoding: Any = None) -> list[list[str]]:
-        return [
-            [""] * count for _ in prompts
-        ]  # of the suite openings, which the harness leaves out
+        return [[""] * count for _ in prompts]  # the harness leaves out those of the suite openings
 
 
 @pytest.fixture(scope="module")
@@ -58,20 +57,16 @@ def theirs() -> dict[str, Any]:
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    found: dict[str, Any] = simple_evaluate(
+    metadata = {"suite_rows": ROWS, "pretrained": MODEL}  # the command adds the model itself
+    return simple_evaluate(
         "hf",
         model_args={"pretrained": MODEL, "dtype": "float32"},
         device="cpu",
         batch_size=64,
         tasks=[f"rookworld_{name}" for name in SUITES],
-        task_manager=TaskManager(
-            include_path=FOLDER,
-            include_defaults=False,
-            metadata={"suite_rows": ROWS, "pretrained": MODEL},  # the command adds the model itself
-        ),
+        task_manager=TaskManager(include_path=FOLDER, include_defaults=False, metadata=metadata),
         bootstrap_iters=0,
     )
-    return found
 
 
 @pytest.mark.parametrize("name", SUITES)
@@ -95,17 +90,13 @@ def test_answers_and_scores_equal_row_by_row(ours: Ours, theirs: dict[str, Any],
 
 def test_the_command_takes_rows_seed_and_a_file(tmp_path: Path) -> None:
     openings = tmp_path / "openings.json"
-    start = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
-    openings.write_text(json.dumps([{"prompt": f"A: {start}+e2e4+e2e4+"}]))
+    openings.write_text(json.dumps([{"prompt": ASKED_E4}]))
     metadata = {"suite_rows": 3, "suite_seed": 7, "openings_file": str(openings)}
     line = ["--model", "hf", "--model_args", f"pretrained={MODEL},dtype=float32"]
     line += ["--include_path", str(FOLDER), "--metadata", json.dumps(metadata), "--device", "cpu"]
     line += ["--tasks", "rookworld_openings,rookworld_policy", "--batch_size", "8", "--log_samples"]
-    subprocess.run(
-        [sys.executable, "-m", "lm_eval", *line, "--output_path", str(tmp_path)],
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        check=True,
-    )
+    command = [sys.executable, "-m", "lm_eval", *line, "--output_path", str(tmp_path)]
+    subprocess.run(command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=True)
     rows = {
         name: [json.loads(row) for row in file.read_text().splitlines()]
         for name in ("openings", "policy")

@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from rookworld_rlvr.tasks.policy import POLICY
 from rookworld_rlvr.tasks.registry import TASKS, task_of
 from rookworld_rlvr.tasks.text import clean
 
@@ -12,14 +11,11 @@ from ..rows import AFTER_E4, RIGHT_E4, START
 from ..rows import ASKED_E4 as E4
 
 VALUES = {"e2e4": 30, "d2d4": 25, "a2a3": -20}
-
-
 HIDDEN = f"F: {START}+e2e4+e2e4+{AFTER_E4.replace('KQkq', '[MASK]')}+0.001+0+0+"
 
 
-@pytest.mark.parametrize(
-    ("prompt", "answer", "kinds"),
-    [
+def test_what_is_wrong_with_an_answer() -> None:
+    for prompt, answer, kinds in (
         (E4, RIGHT_E4, []),
         (E4, RIGHT_E4.replace(" - ", " e3 "), ["en passant"]),
         (E4, RIGHT_E4.replace("KQkq", "KQk"), ["castling"]),
@@ -36,10 +32,8 @@ HIDDEN = f"F: {START}+e2e4+e2e4+{AFTER_E4.replace('KQkq', '[MASK]')}+0.001+0+0+"
         (HIDDEN, " KQkq", []),
         (HIDDEN, " KQ", ["castling"]),
         (HIDDEN, " e2e4", ["malformed"]),
-    ],
-)
-def test_what_is_wrong_with_an_answer(prompt: str, answer: str, kinds: list[str]) -> None:
-    assert list(TASKS[task_of(prompt)].errors(prompt, answer, VALUES)) == kinds
+    ):
+        assert list(TASKS[task_of(prompt)].errors(prompt, answer, VALUES)) == kinds
 
 
 PROMPTS = {
@@ -62,7 +56,5 @@ def test_every_right_answer_may_come_and_is_right(name: str) -> None:
         assert {clean(answer) for answer in answers} == {"-", "K", "Q", "KQ"}
     else:
         assert len(answers) == (6 if name == "policy" else 1), "three moves in any order"
-
-
-def test_there_is_no_right_policy_answer_without_values() -> None:
-    assert POLICY.right_answer(PROMPTS["policy"], None, random.Random(0)) is None
+    if name == "policy":
+        assert task.right_answer(prompt, None, draw) is None, "there is none without values"

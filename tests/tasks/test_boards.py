@@ -3,7 +3,6 @@
 from xml.etree import ElementTree
 
 import chess.svg
-import pytest
 
 from rookworld_rlvr.tasks import boards
 from rookworld_rlvr.tasks.registry import TASKS
@@ -18,8 +17,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def read(picture: str) -> ElementTree.Element:
     """One SVG element, well-formed, of a few kilobytes."""
     root = ElementTree.fromstring(picture)
-    assert root.tag == f"{SVG}svg"
-    assert len(picture) < 40_000
+    assert root.tag == f"{SVG}svg" and len(picture) < 40_000
     return root
 
 
@@ -45,20 +43,14 @@ def lines(picture: str, colour: str) -> list[ElementTree.Element]:
 
 def square(x: str | None, y: str | None) -> str:
     """The square under a point, named as with White below."""
-    column, row = (
-        int(float(x or "") // chess.svg.SQUARE_SIZE),
-        int(float(y or "") // chess.svg.SQUARE_SIZE),
-    )
+    column, row = (int(float(at or "") // chess.svg.SQUARE_SIZE) for at in (x, y))
     return chess.square_name(chess.square(column, 7 - row))
 
 
 def marked(picture: str, colour: str) -> set[str]:
     """The squares that are filled."""
-    return {
-        square(rect.get("x"), rect.get("y"))
-        for rect in read(picture).iter(f"{SVG}rect")
-        if rect.get("fill") == colour
-    }
+    found = (rect for rect in read(picture).iter(f"{SVG}rect") if rect.get("fill") == colour)
+    return {square(rect.get("x"), rect.get("y")) for rect in found}
 
 
 def test_it_is_seen_from_the_side_to_move() -> None:
@@ -68,16 +60,13 @@ def test_it_is_seen_from_the_side_to_move() -> None:
     assert square(line.get("x2"), line.get("y2")) == "h7"
 
 
-def test_a_policy_answer_has_its_moves_and_the_engine_s_best() -> None:
+def test_a_policy_answer_has_its_moves_and_the_engine_s_best_and_an_illegal_one_is_red() -> None:
     answer = " M: e2e4 d2d4 g1f3 E: 0.3 0.3 0.2 B: d2d4"
     picture = policy_board(answer, {"e2e4": 35, "d2d4": 30, "a2a3": -10})
     assert len(lines(picture, "#1f5fbf70")) == 3 and len(lines(picture, "#1f5fbf")) == 1
     (best,) = lines(picture, "#1c8f4d")
     assert square(best.get("x1"), best.get("y1")) == "e2"
     assert words(picture) == "B d2d4, engine e2e4"
-
-
-def test_an_illegal_move_is_red_and_named() -> None:
     picture = policy_board(" M: e2e4 a1a1 E: 0.3 B: e2e5")
     assert [square(line.get("x1"), line.get("y1")) for line in lines(picture, "#d42a1e")] == ["e2"]
     assert len(list(read(picture).iter(f"{SVG}circle"))) == 6, "a1a1 goes nowhere; queens have five"
@@ -87,23 +76,19 @@ def test_an_illegal_move_is_red_and_named() -> None:
 def test_an_environment_answer_has_its_wrong_squares_marked() -> None:
     d4 = AFTER_E4.replace("4P3/8/PPPP1PPP", "3P4/8/PPP1PPPP").replace(" b ", " w ")
     picture = environment_boards(f"{d4}+0.001+0+0")
-    squares = {"d4", "e4", "d2", "e2"}
-    assert marked(picture, "#d42a1e") == squares
-    assert marked(picture, "#1c8f4d") == squares
+    assert marked(picture, "#d42a1e") == marked(picture, "#1c8f4d") == {"d4", "e4", "d2", "e2"}
     assert pieces(picture) == 64, "32 pieces on each of two boards"
     assert words(picture).startswith("wrong: board, side to move python-chess, after e2e4")
 
 
-@pytest.mark.parametrize(
-    "text", ["", "rubbish <&>", "M: B:", f"{START}+1", "\x00\ud800", "9" * 5000]
-)
-def test_what_cannot_be_read_says_so(text: str) -> None:
-    policy = policy_board(text, {"e2e4": 30})
-    assert words(policy).startswith("unreadable")
-    assert len(lines(policy, "#1c8f4d")) == 1, "the engine's move stands there all the same"
-    environment = environment_boards(text)
-    assert words(environment).startswith("unreadable")
-    assert pieces(environment) == 32, "the true board alone"
+def test_what_cannot_be_read_says_so() -> None:
+    for text in ("", "rubbish <&>", "M: B:", f"{START}+1", "\x00\ud800", "9" * 5000):
+        policy, environment = policy_board(text, {"e2e4": 30}), environment_boards(text)
+        assert words(policy).startswith("unreadable") and words(environment).startswith(
+            "unreadable"
+        )
+        assert len(lines(policy, "#1c8f4d")) == 1, "the engine's move stands there all the same"
+        assert pieces(environment) == 32, "the true board alone"
 
 
 RANK = f"F: {START}+e2e4+e2e4+{AFTER_E4.replace('/4P3/', '/[MASK]/')}+0.001+0+0+"
@@ -114,16 +99,13 @@ CASTLING = (
 ACTION = f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+0.001+0+0+"
 
 
-@pytest.mark.parametrize(
-    ("prompt", "answer", "said"),
-    [
+def test_a_fill_in_answer_is_named_below_the_state() -> None:
+    for prompt, answer, said in (
         (RANK, " 3P4", "wrong: rank 3P4; fits: 4P3"),
         (RANK, " 4P3", "right: rank 4P3; fits: 4P3"),
         (ACTION, " e2e5", "wrong: action e2e5; fits: e2e4"),
         (CASTLING, "e1h1", "right: action e1h1; fits: e1g1, or 1 more"),
-    ],
-)
-def test_a_fill_in_answer_is_named_below_the_state(prompt: str, answer: str, said: str) -> None:
-    picture = TASKS["fill_in"].board({"prompt": prompt}, answer)
-    assert words(picture) == said
-    assert len(lines(picture, "#5b6470")) == 1 and pieces(picture) > 0
+    ):
+        picture = TASKS["fill_in"].board({"prompt": prompt}, answer)
+        assert words(picture) == said
+        assert len(lines(picture, "#5b6470")) == 1 and pieces(picture) > 0

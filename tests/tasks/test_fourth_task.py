@@ -9,12 +9,12 @@ import pytest
 from rookworld_rlvr.cli.dry_run import dry_run_text
 from rookworld_rlvr.common.errors import ConfigurationError, NotationError
 from rookworld_rlvr.data.audit import AuditArguments, audit
-from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data, require_truth
+from rookworld_rlvr.data.loading import DataArguments, load_data, require_truth
 from rookworld_rlvr.data.synthesis import environment_prompts, environment_row
 from rookworld_rlvr.rewards.registry import get_reward_funcs, known_rewards, tasks_of
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.metrics import evaluate_completions, training_metrics
-from rookworld_rlvr.tasks.registry import TASKS, join_row, register
+from rookworld_rlvr.tasks.registry import TASKS, register
 from rookworld_rlvr.tasks.task import Sampling, Task
 from rookworld_rlvr.tasks.text import clean, parse_fen
 from rookworld_rlvr.tasks.types import Score, Values
@@ -46,10 +46,9 @@ class LegalMoves(Task):
         return f" {len(rules.legal_moves(self.position(prompt).fen))}"
 
     def score(self, prompt: str, completion: str, values: Values | None = None) -> Score | None:
-        if not self.is_readable(prompt, completion):
-            return {"format": 0.0, "exact": 0.0}
-        right = self.parse_answer(prompt, completion) == int(self.truth(prompt))
-        return {"format": 1.0, "exact": float(right)}
+        read = self.is_readable(prompt, completion)
+        right = read and self.parse_answer(prompt, completion) == int(self.truth(prompt))
+        return {"format": float(read), "exact": float(right)}
 
 
 @pytest.fixture(autouse=True)
@@ -59,60 +58,39 @@ def _registered() -> Iterator[None]:
     del TASKS["legal_moves"]
 
 
-@pytest.fixture
-def loaded(tmp_path: Path) -> LoadedData:
-    """Kings on the a-file, with five moves each, and as many environment rows, from one file."""
-    fens = [
-        f"{'8/' * above}K7{'/8' * (7 - above)} w - - 0 1".replace("8", f"{file}k{7 - file}", 1)
-        for above in range(2, 7)
-        for file in range(3, 7)
-    ]
-    rows = [f"N: {fen} {len(rules.legal_moves(fen))}" for fen in fens]
-    assert {row[-1] for row in rows} == {"5"}
-    made = map(environment_row, islice(environment_prompts(0), len(rows)))
-    rows += [join_row(row["prompt"], row["completion"]) for row in made]
-    name = write_jsonl(tmp_path / "rows.jsonl", rows)
-    data = load_data(DataArguments(name, tasks=["environment", "legal_moves"], heldout_share=0.3))
-    require_truth(data, ["legal_moves"])
-    assert not data.report.quarantined and data.report.train["legal_moves"] > 8
-    return data
-
-
-def test_its_names_follow_from_it() -> None:
-    assert "legal_moves_exact" in known_rewards()
+def test_its_names_follow_from_it_and_are_taken() -> None:
     said = known_rewards()["legal_moves_exact"]
     assert (said.range, said.meaning) == ("[0, 1]", ""), "a task need not say what they mean"
     assert tasks_of(REWARDS) == {"legal_moves", "environment"}
     assert training_metrics()[-1] == "legal_moves/exact"
-
-
-def test_what_reads_all_tasks_reads_it(loaded: LoadedData, tmp_path: Path) -> None:
-    """The report of loading, the dry run, the oracle, a diagnosis and an audit."""
-    rows = [row for row in loaded.train if row["task"] == "legal_moves"]
-    prompts = [row["prompt"] for row in rows]
-    right = evaluate_completions(rows, Oracle().answers(prompts))
-    assert {name: (result.value, result.n) for name, result in right.items()} == {
-        "legal_moves/exact": (1.0, len(rows))
-    }
-    text = dry_run_text(loaded, REWARDS)
-    assert text.count("legal_moves_exact 1.000") == 3
-    assert text.count("legal_moves_exact 0.000") == 6  # wrong, and unreadable
-    assert any(line.startswith("legal_moves  train") for line in loaded.report.lines())
-    assert TASKS["legal_moves"].board(rows[0], " 20").startswith("<svg")
-    counted = audit(AuditArguments(dataset_name=str(tmp_path / "rows.jsonl")))["checks"]
-    assert counted["legal_moves"]["idle_en_passant_in_prompt"]["white"]["rows"] == 20
-    (exact,) = get_reward_funcs([{"name": "legal_moves_exact"}])
-    assert exact([f"N: {START}", "P: x"], [" 20", " 20"]) == [1.0, None]
-
-
-def test_a_name_or_prefix_that_is_taken_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="is taken by 'legal_moves'"):
         register(LegalMoves())
 
 
-def test_a_task_s_rewards_and_metrics_are_components_of_its_scores() -> None:
-    for name in ("environment", "policy", "fill_in"):
-        task = TASKS[name]
-        measured = {metric.component for metric in task.metrics.values()}
-        assert measured | set(task.rewards) <= set(task.meanings)
-        assert task.headline in task.metrics
+def test_what_reads_all_tasks_reads_it(tmp_path: Path) -> None:
+    """The report of loading, the dry run, the oracle, a picture and an audit, of rows of two tasks."""
+    fens = [  # kings on the a-file, with five moves each
+        f"{'8/' * above}K7{'/8' * (7 - above)} w - - 0 1".replace("8", f"{file}k{7 - file}", 1)
+        for above in range(2, 7)
+        for file in range(3, 7)
+    ]
+    asked = map(environment_row, islice(environment_prompts(0), len(fens)))
+    texts = [f"N: {fen} 5" for fen in fens] + [r["prompt"] + r["completion"] for r in asked]
+    name = write_jsonl(tmp_path / "rows.jsonl", texts)
+    data = load_data(DataArguments(name, tasks=["environment", "legal_moves"], heldout_share=0.3))
+    require_truth(data, ["legal_moves"])
+    assert not data.report.quarantined and data.report.train["legal_moves"] > 8
+    assert any(line.startswith("legal_moves  train") for line in data.report.lines())
+    rows = [row for row in data.train if row["task"] == "legal_moves"]
+    right = evaluate_completions(rows, Oracle().answers([row["prompt"] for row in rows]))
+    assert {key: (result.value, result.n) for key, result in right.items()} == {
+        "legal_moves/exact": (1.0, len(rows))
+    }
+    text = dry_run_text(data, REWARDS)
+    assert text.count("legal_moves_exact 1.000") == 3
+    assert text.count("legal_moves_exact 0.000") == 6  # wrong, and unreadable
+    assert TASKS["legal_moves"].board(rows[0], " 20").startswith("<svg")
+    counted = audit(AuditArguments(dataset_name=name))["checks"]
+    assert counted["legal_moves"]["idle_en_passant_in_prompt"]["white"]["rows"] == 20
+    (exact,) = get_reward_funcs([{"name": "legal_moves_exact"}])
+    assert exact([f"N: {START}", "P: x"], [" 20", " 20"]) == [1.0, None]

@@ -4,20 +4,14 @@ from pathlib import Path
 import pytest
 
 from rookworld_rlvr.common.errors import NotationError
+from rookworld_rlvr.tasks import policy
 from rookworld_rlvr.tasks import text as notation
 from rookworld_rlvr.tasks.environment import parse_environment_prompt, write_environment_prompt
-from rookworld_rlvr.tasks.policy import (
-    parse_policy_answer,
-    parse_policy_prompt,
-    write_policy_answer,
-    write_policy_prompt,
-)
+from rookworld_rlvr.tasks.policy import parse_policy_answer, write_policy_answer
 from rookworld_rlvr.tasks.registry import join_row, split_row, task_of
 from rookworld_rlvr.tasks.types import PolicyAnswer
 
 from ..rows import AFTER_E4, START
-
-REAL_ROWS = Path(__file__).parents[3] / "shared" / "data" / "rook_val_500.txt"
 
 ENVIRONMENT_ROW = f"A: {START}+e2e4+e2e4+{AFTER_E4}+0.001+0+0"
 
@@ -30,39 +24,30 @@ POLICY_ROW = (
     "B: h7f6"
 )
 POLICY_ANSWER = PolicyAnswer(
-    moves=("a4a3", "c8f5", "h7f6", "h7g5", "h7f8"),
-    evaluations=(-3.06, -2.82, -3.21, -3.16, -2.3),
-    best_move="h7f6",
+    ("a4a3", "c8f5", "h7f6", "h7g5", "h7f8"), (-3.06, -2.82, -3.21, -3.16, -2.3), "h7f6"
 )
 
 
-@pytest.mark.skipif(not REAL_ROWS.is_file(), reason="the real rows are not beside the repository")
-def test_every_real_row_round_trips() -> None:
-    rows = REAL_ROWS.read_text().splitlines()
+def test_every_real_row_round_trips(real_data: Path) -> None:
+    rows = (real_data / "rook_val_500.txt").read_text().splitlines()
     assert len(rows) == 500
     for row in rows:
         task, prompt, completion = split_row(row)
         assert task == "policy"
         assert join_row(prompt, completion) == row
-        answer = parse_policy_answer(completion)
-        assert write_policy_answer(answer) == completion
-        assert write_policy_prompt(parse_policy_prompt(prompt)) == prompt
+        assert write_policy_answer(parse_policy_answer(completion)) == completion
+        assert policy.write_policy_prompt(policy.parse_policy_prompt(prompt)) == prompt
 
 
 def test_policy_row_splits_before_the_last_space_of_the_padding() -> None:
-    task, prompt, completion = split_row(POLICY_ROW)
-    assert task == "policy"
-    assert prompt == POLICY_ROW[:91]
-    assert completion == POLICY_ROW[91:]
-    assert write_policy_answer(POLICY_ANSWER) == completion
+    assert split_row(POLICY_ROW) == ("policy", POLICY_ROW[:91], POLICY_ROW[91:])
+    assert write_policy_answer(POLICY_ANSWER) == POLICY_ROW[91:]
     assert split_row(ENVIRONMENT_ROW)[1:] == (f"A: {START}+e2e4+e2e4+", f"{AFTER_E4}+0.001+0+0")
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ("", "fewer than seven fields in the environment row"),
-        (f"A: {START}+e2e4+e2e4", "fewer than seven fields in the environment row"),
+def test_malformed_rows_are_errors_with_their_reason() -> None:
+    for row, reason in (
+        *((row, "fewer than seven fields in the env") for row in ("", f"A: {START}+e2e4+e2e4")),
         (f"A: {START}+e2e4+e2e4+", "not the four fields"),
         (ENVIRONMENT_ROW.replace(" 0 1+0.001", " 0+0.001"), "a FEN has six fields"),
         (ENVIRONMENT_ROW + "+0", "not the four fields"),
@@ -70,28 +55,16 @@ def test_policy_row_splits_before_the_last_space_of_the_padding() -> None:
         (f"P: {POLICY_FEN}", "no section 'M:' in the policy row"),
         (f"P: {POLICY_FEN} M: a4a3", "not the three sections"),
         ("P: M: a4a3 E: 0.1 B: a4a3", "a FEN has six fields"),
-    ],
-)
-def test_malformed_rows_are_errors_with_their_reason(row: str, reason: str) -> None:
-    with pytest.raises(NotationError) as caught:
-        split_row(row)
-    assert caught.value.reason.startswith(reason)
+    ):
+        with pytest.raises(NotationError) as caught:
+            split_row(row)
+        assert caught.value.reason.startswith(reason)
 
 
-@pytest.mark.parametrize(
-    ("text", "task"),
-    [
-        ("P: x", "policy"),
-        ("  P:x", "policy"),
-        ("<|endoftext|>P: x", "policy"),
-        ("A: x", "environment"),
-        (START, "environment"),
-        ("p: x", "environment"),  # ranks of a FEN start with p too
-        ("", "environment"),
-    ],
-)
-def test_the_prefix_names_the_task(text: str, task: str) -> None:
-    assert task_of(text) == task
+def test_the_prefix_names_the_task() -> None:
+    assert {task_of(text) for text in ("P: x", "  P:x", "<|endoftext|>P: x")} == {"policy"}
+    for text in ("A: x", START, "", "p: x"):  # ranks of a FEN start with p too
+        assert task_of(text) == "environment"
 
 
 def test_history_is_oldest_first_and_at_most_ten() -> None:

@@ -2,13 +2,14 @@
 
 import json
 import random
-import subprocess
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import chess
+import chess.engine
 import chess.pgn
 import pytest
 
@@ -18,136 +19,111 @@ from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
 from rookworld_rlvr.engine import EngineArguments
 from rookworld_rlvr.evaluation.models import ModelArguments, RandomMover, open_model
 from rookworld_rlvr.evaluation.registry import SuiteArguments
-from rookworld_rlvr.evaluation.results import SuiteResult
 from rookworld_rlvr.evaluation.suite import open_suites
 from rookworld_rlvr.evaluation.suites import games, matches
-from rookworld_rlvr.evaluation.suites.games import (
-    ClosedLoopSuite,
-    Game,
-    Reply,
-    SelfPlaySuite,
-    openings,
-)
-from rookworld_rlvr.evaluation.suites.matches import (
-    SkilledEngine,
-    VersusModelSuite,
-    VersusStockfishSuite,
-    elo_difference,
-    score_estimate,
-)
+from rookworld_rlvr.evaluation.suites.games import ClosedLoopSuite, SelfPlaySuite, openings
+from rookworld_rlvr.evaluation.suites.matches import VersusModelSuite, VersusStockfishSuite
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.environment import parse_environment_prompt, write_environment_answer
 
 from ...conftest import RECIPES, launch, recipe
 from ...conftest import script as run_script
-from ...engines import engine_arguments, misbehaving
+from ...engines import engine_arguments, misbehaving, script
 from ...scripted import GARBAGE, Scripted
 
 NO_ENGINE = EngineArguments(engine_path="/no/engine")
-# Games in which the packaged model's best token is at least 1e-3 ahead of the next. With seed 0 two
-# are once 4e-5 apart: near enough for another batch's rounding to choose the other.
+# Seed of games in which the packaged model's best token is at least 1e-3 ahead of the next.
 SURE = 1
-SIDES = ("white", "black")
-Start = Callable[..., None]
 
 
-def game_after(*moves: str) -> chess.Board:
+def game_after(moves: str) -> chess.Board:
     """A game from the start, moves in SAN."""
     board = chess.Board()
-    for move in moves:
+    for move in moves.split():
         board.push_san(move)
     return board
 
 
-def fen_after(*moves: str) -> str:
-    return game_after(*moves).fen()
+def fen_after(moves: str) -> str:
+    return game_after(moves).fen()
+
+
+def along(lines: Mapping[str, str]) -> dict[str, str]:
+    """What is played, by FEN, where games go on from these openings by moves in UCI."""
+    moves = {}
+    for opening, line in lines.items():
+        board = game_after(opening)
+        for uci in line.split():
+            moves[board.fen()] = uci
+            if board.is_legal(move := chess.Move.from_uci(uci)):
+                board.push(move)
+    return moves
 
 
 @pytest.fixture
-def start_from(monkeypatch: pytest.MonkeyPatch) -> Start:
+def start_from(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Have a suite's games start from boards of the test, and end after some half-moves."""
 
-    def start_from(*boards: chess.Board, most: int = 3) -> None:
-        monkeypatch.setattr(games, "openings", lambda count, seed: list(boards[:count]))
+    def start_from(*starts: str, most: int = 3) -> None:
+        boards = [game_after(moves) for moves in starts]
+        monkeypatch.setattr(games, "openings", lambda count, seed: boards[:count])
         monkeypatch.setattr(games, "MOST_PLIES", most)
 
     return start_from
 
 
-def values(result: SuiteResult) -> dict[str, float]:
+def values(result: Any) -> dict[str, float]:
     return {name: value.value for name, value in result.metrics().items()}
 
 
-# --- Starting positions ---------------------------------------------------------------------------
 def test_openings_are_held_out_and_reached_by_their_moves() -> None:
     boards = openings(50, seed=0)
     assert len({rules.position_key(board.fen()) for board in boards}) == 50
     for board in boards:
-        assert is_held_out(board.fen(), HELDOUT_SHARE)
-        assert len(board.move_stack) == 4
+        assert is_held_out(board.fen(), HELDOUT_SHARE) and len(board.move_stack) == 4
         replayed = chess.Board()
         for move in board.move_stack:
             replayed.push(move)
         assert replayed.fen() == board.fen()
-    assert [board.fen() for board in openings(20, seed=0)] == [b.fen() for b in boards[:20]]
-    assert [board.fen() for board in openings(20, seed=1)] != [b.fen() for b in boards[:20]]
+    again, others = ([board.fen() for board in openings(20, seed=seed)] for seed in (0, 1))
+    assert again == [board.fen() for board in boards[:20]] != others
 
 
 def test_why_a_game_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     def ended(board: chess.Board, moves: str, most: int = 99) -> tuple[str | None, int]:
         monkeypatch.setattr(games, "MOST_PLIES", most)
-        game = Game("game", board)
+        game = games.Game("game", board)
         for move in moves.split():
-            game.take(Reply(True, chess.Move.from_uci(move)))
+            game.take(games.Reply(True, chess.Move.from_uci(move)))
         return game.ending, game.half_moves
 
     assert ended(chess.Board(), "e2e4") == (None, 1)
-    mate_at_the_cap = ended(game_after("f3", "e5"), "g2g4 d8h4", most=2)
-    assert mate_at_the_cap == ("rules", 2)
-    there_and_back = "g1f3 g8f6 f3g1 f6g8 " * 4  # the start for the fifth time
-    assert ended(chess.Board(), there_and_back) == ("rules", 16)
+    assert ended(game_after("f3 e5"), "g2g4 d8h4", most=2) == ("rules", 2), "at the cap"
+    assert ended(chess.Board(), "g1f3 g8f6 f3g1 f6g8 " * 4) == ("rules", 16), "there and back"
     assert ended(chess.Board("7k/5Q2/8/6K1/8/8/8/8 w - - 0 1"), "g5g6") == ("rules", 1)
 
 
-# --- Self-play ------------------------------------------------------------------------------------
 SELF_PLAY = {
-    # Fool's mate: two half-moves, finished.
-    fen_after("f3", "e5"): "g2g4",
-    fen_after("f3", "e5", "g4"): "d8h4",
-    # One half-move, then an illegal one.
-    fen_after("e4", "e5"): "g1f3",
-    fen_after("e4", "e5", "Nf3"): "e5e4",
-    # None at all.
-    fen_after("d4", "d5"): GARBAGE,
-    # Three half-moves, then cut off.
-    fen_after("c4", "c5"): "b1c3",
-    fen_after("c4", "c5", "Nc3"): "b8c6",
-    fen_after("c4", "c5", "Nc3", "Nc6"): "g1f3",
+    **along({"f3 e5": "g2g4 d8h4"}),  # fool's mate: two half-moves, finished
+    **along({"e4 e5": "g1f3 e5e4"}),  # one half-move, then an illegal one
+    fen_after("d4 d5"): GARBAGE,  # none at all
+    **along({"c4 c5": "b1c3 b8c6 g1f3"}),  # three half-moves, then cut off
 }
-SELF_PLAY_STARTS = (
-    game_after("f3", "e5"),
-    game_after("e4", "e5"),
-    game_after("d4", "d5"),
-    game_after("c4", "c5"),
-)
+SELF_PLAY_STARTS = ("f3 e5", "e4 e5", "d4 d5", "c4 c5")
 
 
-def test_self_play_by_hand(start_from: Start) -> None:
+def test_self_play_by_hand(start_from) -> None:
     start_from(*SELF_PLAY_STARTS)
     model = Scripted(SELF_PLAY)
     result = SelfPlaySuite(4, 0).run(model)
     assert values(result) == {
         "legal_half_moves": (2 + 1 + 0 + 3) / 4,
-        "finished": 1 / 4,
-        "capped": 1 / 4,
-        "illegal_end": 1 / 4,
-        "unreadable_end": 1 / 4,
+        **dict.fromkeys(("finished", "capped", "illegal_end", "unreadable_end"), 1 / 4),
     }
     assert [len(call) for call in model.calls] == [4, 3, 1], "one call a ply for all games"
     assert result.n == 4
 
 
-# --- Closed loop ----------------------------------------------------------------------------------
 def states_with_errors(prompt: str) -> str:
     asked = parse_environment_prompt(prompt)
     right = write_environment_answer(rules.transition(asked.fen, asked.action))
@@ -158,72 +134,45 @@ def states_with_errors(prompt: str) -> str:
     return GARBAGE if asked.action == "h3h4" else right
 
 
-def test_closed_loop_by_hand(start_from: Start) -> None:
-    start_from(
-        *SELF_PLAY_STARTS, game_after("a3", "a6"), game_after("h3", "h6"), game_after("g3", "g6")
-    )
-    moves = {
-        **SELF_PLAY,
-        fen_after("a3", "a6"): "d2d4",
-        fen_after("h3", "h6"): "h3h4",
-        fen_after("g3", "g6"): "f1g2",
-        fen_after("g3", "g6", "Bg2"): "f8g7",
-        fen_after("g3", "g6", "Bg2", "Bg7"): "g1f3",
+def test_closed_loop_by_hand(start_from) -> None:
+    start_from(*SELF_PLAY_STARTS, "a3 a6", "h3 h6", "g3 g6")
+    others = along({"a3 a6": "d2d4", "h3 h6": "h3h4", "g3 g6": "f1g2 f8g7 g1f3"})
+    model = Scripted({**SELF_PLAY, **others}, states_with_errors)
+    expected = {
+        # Fool's mate 2, illegal 1, unreadable 0, Nc6 1, d4 0, h4 0, cut off 3.
+        "right_plies": (2 + 1 + 0 + 1 + 0 + 0 + 3) / 7,
+        "state_error": 3 / 7,  # Nc6, d4, h4
+        **dict.fromkeys(("finished", "capped", "illegal_move", "unreadable_move"), 1 / 7),
     }
-    model = Scripted(moves, states_with_errors)
-    result = ClosedLoopSuite(7, 0).run(model)
-    assert values(result) == pytest.approx(
-        {
-            # Fool's mate 2, illegal 1, unreadable 0, Nc6 1, d4 0, h4 0, cut off 3.
-            "right_plies": (2 + 1 + 0 + 1 + 0 + 0 + 3) / 7,
-            "finished": 1 / 7,
-            "capped": 1 / 7,
-            "state_error": 3 / 7,  # Nc6, d4, h4
-            "illegal_move": 1 / 7,
-            "unreadable_move": 1 / 7,
-        }
-    )
+    assert values(ClosedLoopSuite(7, 0).run(model)) == pytest.approx(expected)
     # Moves and states in turn; a game whose move is none has no state to be asked for.
     assert [len(call) for call in model.calls] == [7, 6, 4, 3, 1, 1]
-    assert model.calls[1][0] == f"A: {fen_after('f3', 'e5')}+g2g4+f2f3 e7e5 g2g4+"
+    assert model.calls[1][0] == f"A: {fen_after('f3 e5')}+g2g4+f2f3 e7e5 g2g4+"
 
 
-def test_an_error_in_the_last_state_is_no_finish(start_from: Start) -> None:
-    start_from(game_after("f3", "e5", "g4"))
-    moves = {fen_after("f3", "e5", "g4"): "d8h4"}
-    mate = fen_after("f3", "e5", "g4", "Qh4#")
-    wrong = ClosedLoopSuite(1, 0).run(Scripted(moves, lambda _: f"{mate}+0.001+0+0"))
-    found = values(wrong)
-    assert (found["finished"], found["state_error"], found["right_plies"]) == (0, 1, 0)
-    right = values(ClosedLoopSuite(1, 0).run(Scripted(moves, lambda _: f"{mate}+1.0+1+0")))
-    assert (right["finished"], right["state_error"], right["right_plies"]) == (1, 0, 1)
+def test_an_error_in_the_last_state_is_no_finish(start_from) -> None:
+    start_from("f3 e5 g4")
+    moves, mate = {fen_after("f3 e5 g4"): "d8h4"}, fen_after("f3 e5 g4 Qh4#")
+    for state, expected in (("+0.001+0+0", (0, 1, 0)), ("+1.0+1+0", (1, 0, 1))):
+        model = Scripted(moves, lambda _, state=state: mate + state)  # type: ignore[misc]
+        found = values(ClosedLoopSuite(1, 0).run(model))
+        assert (found["finished"], found["state_error"], found["right_plies"]) == expected
 
 
-# --- Against others -------------------------------------------------------------------------------
-def test_versus_by_hand(start_from: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    start_from(game_after("f3", "e5"), game_after("e4", "e5"))
-    opponent = {
-        fen_after("f3", "e5"): "g2g4",
-        fen_after("f3", "e5", "g4"): "d8h4",
-        fen_after("e4", "e5"): "g1f3",
-        fen_after("e4", "e5", "Nf3", "Nc6"): "f1c4",
-        fen_after("e4", "e5", "Nh3"): "b8c6",
-    }
-    monkeypatch.setattr(SkilledEngine, "_start", lambda engine: "Fish")
-    monkeypatch.setattr(
-        SkilledEngine, "_move", lambda engine, board: chess.Move.from_uci(opponent[board.fen()])
-    )
+def test_versus_by_hand(start_from, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_from("f3 e5", "e4 e5")
+    opponent = along({"f3 e5": "g2g4 d8h4", "e4 e5": "g1f3"})
+    opponent |= along({"e4 e5 Nf3 Nc6": "f1c4", "e4 e5 Nh3": "b8c6"})
+
+    def move(_: Any, board: chess.Board) -> chess.Move:
+        return chess.Move.from_uci(opponent[board.fen()])
+
+    monkeypatch.setattr(matches.SkilledEngine, "_start", lambda engine: "Fish")
+    monkeypatch.setattr(matches.SkilledEngine, "_move", move)
     # From the first opening it is mated as White, and mates as Black; from the second it errs as
     # White, where the first legal move is played instead, and both games are cut off.
-    model = Scripted(
-        {
-            fen_after("f3", "e5"): "g2g4",
-            fen_after("f3", "e5", "g4"): "d8h4",
-            fen_after("e4", "e5"): "e1e3",
-            fen_after("e4", "e5", "Nh3", "Nc6"): "e1e2",
-            fen_after("e4", "e5", "Nf3"): "b8c6",
-        }
-    )
+    moves = along({"f3 e5": "g2g4 d8h4", "e4 e5": "e1e3"})
+    model = Scripted(moves | along({"e4 e5 Nh3 Nc6": "e1e2", "e4 e5 Nf3": "b8c6"}))
     result = VersusStockfishSuite(4, 0, NO_ENGINE).run(model)
     assert values(result) == {
         "score": (0 + 1 + 0.5 + 0.5) / 4,
@@ -234,13 +183,9 @@ def test_versus_by_hand(start_from: Start, monkeypatch: pytest.MonkeyPatch) -> N
         "half_moves": (2 + 2 + 3 + 3) / 4,
         "elo_difference": 0,
     }
-    first, second = (fen_after(*moves) for moves in (("f3", "e5"), ("e4", "e5")))
-    assert result.values["score"] == {
-        f"white {first}": 0,
-        f"black {first}": 1,
-        f"white {second}": 0.5,
-        f"black {second}": 0.5,
-    }
+    first, second = fen_after("f3 e5"), fen_after("e4 e5")
+    sides = [f"{side} {opening}" for opening in (first, second) for side in ("white", "black")]
+    assert result.values["score"] == dict(zip(sides, (0, 1, 0.5, 0.5), strict=True))
     score = result.metrics()["strict_score"]
     # Pairs score 0.5 and 0.25, with a won and a lost one 1.75 of 4: variance 0.13672, so like 3.6
     # games. Wilson's interval of 0.375 in 3.6, by hand: (0.90854 ± 0.73127) / 2.06708.
@@ -249,22 +194,17 @@ def test_versus_by_hand(start_from: Start, monkeypatch: pytest.MonkeyPatch) -> N
     assert result.n == 4
 
 
-@pytest.mark.parametrize(
-    ("score", "difference"),
-    [(0.5, 0), (0.75, 190.85), (0.64, 99.95), (10 / 11, 400), (0.1, -381.7)],
-)
-def test_elo_differences(score: float, difference: float) -> None:
+def test_elo_differences() -> None:
     """Of the logistic curve's table: 64% is 100 points, ten wins a loss are 400."""
-    found = elo_difference(Estimate(score, 0.25, 0.75, 9))
-    assert found is not None and found.value == pytest.approx(difference, abs=0.01)
-    assert (found.low, found.high) == pytest.approx((-190.85, 190.85), abs=0.01)
-
-
-def test_a_score_without_a_finite_difference_says_so() -> None:
+    for score, expected in ((0.5, 0), (0.75, 190.85), (0.64, 99.95), (10 / 11, 400), (0.1, -381.7)):
+        found = matches.elo_difference(Estimate(score, 0.25, 0.75, 9))
+        assert found is not None and found.value == pytest.approx(expected, abs=0.01)
+        assert (found.low, found.high) == pytest.approx((-190.85, 190.85), abs=0.01)
     for score in (0.0, 1.0):
-        found = score_estimate({f"{side} {n}": score for n in range(10) for side in SIDES})
-        assert elo_difference(found) is None
-        assert found.value == score and 0.1 < found.high - found.low < 0.3, "chance, not certainty"
+        scores = dict.fromkeys((f"{s} {n}" for n in range(10) for s in ("white", "black")), score)
+        sure = matches.score_estimate(scores)
+        assert matches.elo_difference(sure) is None, "none is finite"
+        assert sure.value == score and 0.1 < sure.high - sure.low < 0.3, "chance, not certainty"
 
 
 @pytest.mark.parametrize("balance", [0.5, 0.3, 0.1])
@@ -278,7 +218,7 @@ def test_the_interval_of_a_score_holds_for_pairs(balance: float) -> None:
             white = 0.5 + rng.choice((balance, -balance))  # what the opening is worth for White
             for side, chance in (("white", white), ("black", 1 - white)):
                 scores[f"{side} {opening}"] = float(rng.random() < chance * 1.2 - 0.1)
-        found = score_estimate(scores)
+        found = matches.score_estimate(scores)
         hits += found.low <= 0.5 <= found.high
         widths.append(found.high - found.low)
     assert hits >= 935
@@ -302,32 +242,26 @@ def test_the_opponent_answers_as_the_model_under_test_does(monkeypatch: pytest.M
     assert opened == [("rookworld-nano", replace(how, model_revision="main"))]
 
 
-def test_a_match_between_models_by_hand(
-    start_from: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    start_from(game_after("f3", "e5"))
-    moves = {fen_after("f3", "e5"): "g2g4", fen_after("f3", "e5", "g4"): "d8h4"}
+def test_a_match_between_models_by_hand(start_from, monkeypatch, tmp_path: Path) -> None:
+    start_from("f3 e5", most=2)
+    moves = along({"f3 e5": "g2g4 d8h4"})
     monkeypatch.setattr(matches, "open_model", lambda *given: Scripted(moves))
-    told = ("score", "illegal_moves")
-    blind = Scripted({**moves, fen_after("f3", "e5", "g4"): "d8d1"})  # g8e7 is played in its place
-    monkeypatch.setattr(games, "MOST_PLIES", 2)
+    blind = Scripted({**moves, fen_after("f3 e5 g4"): "d8d1"})  # g8e7 is played in its place
     suite = VersusModelSuite(2, 0, "other")
     found = values(suite.run(blind))
-    assert [found[key] for key in told] == [0.25, 0.5]
+    assert (found["score"], found["illegal_moves"]) == (0.25, 0.5)
     swapped = VersusModelSuite(2, 0, "other")
     monkeypatch.setattr(swapped, "_player", blind)
     found = values(swapped.run(Scripted(moves)))
-    assert [found[key] for key in told] == [0.75, 0]
+    assert (found["score"], found["illegal_moves"]) == (0.75, 0)
 
     (tmp_path / "games.pgn").write_text(suite.pgn("blind"))
     with (tmp_path / "games.pgn").open() as file:
         read = list(iter(lambda: chess.pgn.read_game(file), None))
     heads = [[game.headers[key] for key in ("White", "Black", "Result", "Round")] for game in read]
     assert heads == [["blind", "other", "0-1", "1"], ["other", "blind", "1/2-1/2", "2"]]
-    assert [[move.uci() for move in game.mainline_moves()] for game in read] == [
-        ["f2f3", "e7e5", "g2g4", "d8h4"],
-        ["f2f3", "e7e5", "g2g4", "g8e7"],
-    ]
+    lines = [" ".join(move.uci() for move in game.mainline_moves()) for game in read]
+    assert lines == ["f2f3 e7e5 g2g4 d8h4", "f2f3 e7e5 g2g4 g8e7"]
     _, ends, own, replaced = [node.comment for node in read[1].mainline()]
     assert (ends, own) == ("here the suite's opening ends", "")
     assert read[1].headers["Termination"] == "adjudication"
@@ -335,10 +269,8 @@ def test_a_match_between_models_by_hand(
     assert replaced.startswith("the model's best move d8d1 is illegal"), "not what it wanted"
 
 
-def test_a_model_against_itself_is_no_better(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(games, "MOST_PLIES", 8)
+def test_a_model_against_itself_is_no_better(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(games, "MOST_PLIES", 6)
     words = "--suites versus_model --suite_games 5 --opponent random --model_name_or_path random"
     files = [tmp_path / "results.json", tmp_path / "games.pgn"]
     files[1].write_text('[Event "mine"]\n\n1. e4 *\n\n')
@@ -352,76 +284,54 @@ def test_a_model_against_itself_is_no_better(
         recipe("evaluate").main(f"--suites policy --suite_rows 2 {outputs[1]}".split())
 
 
-def test_stockfish_is_asked_at_a_level_and_a_depth(
-    stockfish: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(games, "MOST_PLIES", 16)
-    program = f"#!/bin/sh\ntee -a {tmp_path / 'heard'} | {stockfish}\n"
-    arguments = engine_arguments(script(tmp_path, program))
-    result = VersusStockfishSuite(2, 0, arguments).run(RandomMover())
+def test_stockfish_is_asked_at_a_level_and_a_depth(stockfish: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(games, "MOST_PLIES", 8)
+    pipe = f"tee -a {tmp_path / 'heard'} | {stockfish}"
+    path = script(tmp_path / "engine", f"import os; os.execlp('sh', 'sh', '-c', {pipe!r})")
+    result = VersusStockfishSuite(2, 0, engine_arguments(path)).run(RandomMover())
     metrics = result.metrics()
     assert metrics["illegal_moves"].value == 0 and result.n == 2 == metrics["score"].n
-    assert 0 < metrics["half_moves"].value <= 16
     assert result.notes["engine"].startswith("Stockfish")
     heard = (tmp_path / "heard").read_text().splitlines()
     assert {line for line in heard if line.startswith("go")} == {"go depth 1 movetime 300000"}
-    assert heard.count("ucinewgame") >= 8, "it forgets each position"
+    assert heard.count("ucinewgame") >= 4, "it forgets each position"
     assert "setoption name Skill Level value 0" in heard
 
 
-def script(folder: Path, program: str) -> str:
-    path = folder / "engine"
-    path.write_text(program)
-    path.chmod(0o755)
-    return str(path)
-
-
 PLAIN_ENGINE = """\
-#!/bin/sh
-while read -r line; do
-  case "$line" in
-    uci) echo "id name Plain"; echo uciok ;;
-    isready) echo readyok ;;
-    quit) exit ;;
-  esac
-done
+for line in iter(input, "quit"):
+    print({"uci": "id name Plain\\nuciok", "isready": "readyok"}.get(line, ""), flush=True)
 """
 
 
-@pytest.mark.parametrize(
-    ("program", "reason"),
-    [
-        (PLAIN_ENGINE, "a Stockfish with skill levels is needed"),
-        ("#!/bin/sh\nexit 1\n", "engine process died"),
-        (None, "no program '/no/engine'"),
-    ],
-)
-def test_an_engine_without_levels_leaves_the_suite_out(
-    program: str | None, reason: str, tmp_path: Path
-) -> None:
+def test_an_engine_without_levels_leaves_the_suite_out(tmp_path: Path) -> None:
     arguments = SuiteArguments(suites=["versus_stockfish"], suite_games=2)
-    path = script(tmp_path, program) if program else "/no/engine"
-    suites, left_out = open_suites(arguments, EngineArguments(engine_path=path))
-    assert not suites and reason in left_out["versus_stockfish"]
+    for program, reason in (
+        (PLAIN_ENGINE, "a Stockfish with skill levels is needed"),
+        ("raise SystemExit(1)", "engine process died"),
+        (None, "no program '/no/engine'"),
+    ):
+        path = script(tmp_path / "engine", program) if program else "/no/engine"
+        suites, left_out = open_suites(arguments, EngineArguments(engine_path=path))
+        assert not suites and reason in left_out["versus_stockfish"]
 
 
-@pytest.mark.parametrize(
-    ("deed", "reason"), [("is deaf", "no answer in time"), ("dies", "engine process died")]
-)
-def test_an_engine_that_fails_ends_the_run_with_the_reason(
-    deed: str, reason: str, stockfish: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(matches, "TIMEOUT_S", 1.0)
-    path = misbehaving(tmp_path, stockfish, deed, when="count > 2")
-    suite = VersusStockfishSuite(2, 0, engine_arguments(path))
-    with pytest.raises(EngineError, match=reason):
-        suite.run(RandomMover())
+def test_an_engine_that_fails_ends_the_run(stockfish: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(matches, "TIMEOUT_S", 0.5)
+    started = partial(chess.engine.SimpleEngine.popen_uci, timeout=3.0)  # beside the search's time
+    monkeypatch.setattr(chess.engine.SimpleEngine, "popen_uci", started)
+    for deed, reason in (("is deaf", "no answer in time"), ("dies", "engine process died")):
+        path = misbehaving(tmp_path, stockfish, deed, when="count > 2", name=deed)
+        with pytest.raises(EngineError, match=reason):
+            VersusStockfishSuite(2, 0, engine_arguments(path)).run(RandomMover())
 
 
-# --- Two processes --------------------------------------------------------------------------------
-def launch_two(folder: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+def launch_two(folder: Path, *words: str, code: int = 0) -> Any:
     words = (str(RECIPES / "evaluate.py"), "--output_file", "results.json", *words)
     return launch(*words, cwd=folder, code=code)
+
+
+VERSUS = "--suites versus_stockfish --suite_games 2 --model_name_or_path random --engine_path"
 
 
 @pytest.mark.slow
@@ -443,9 +353,7 @@ def test_two_processes_answer_and_play_as_one_does(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_share_one_engine(tmp_path: Path, stockfish: str) -> None:
-    engine = misbehaving(tmp_path, stockfish, "dies", when="False")
-    words = "--suites versus_stockfish --suite_games 2 --model_name_or_path random --engine_path"
-    launch_two(tmp_path, *words.split(), engine)
+    launch_two(tmp_path, *VERSUS.split(), misbehaving(tmp_path, stockfish, "dies", when="False"))
     # One engine to be looked at and one to play, both of the main process.
     assert len((tmp_path / "pids").read_text().split()) == 2
     result = json.loads((tmp_path / "results.json").read_text())["suites"]["versus_stockfish"]
@@ -454,8 +362,6 @@ def test_two_processes_share_one_engine(tmp_path: Path, stockfish: str) -> None:
 
 @pytest.mark.slow
 def test_an_engine_that_fails_ends_both_processes(tmp_path: Path, stockfish: str) -> None:
-    engine = misbehaving(tmp_path, stockfish, "dies")
-    words = "--suites versus_stockfish --suite_games 2 --model_name_or_path random --engine_path"
-    done = launch_two(tmp_path, *words.split(), engine, code=1)
+    done = launch_two(tmp_path, *VERSUS.split(), misbehaving(tmp_path, stockfish, "dies"), code=1)
     assert "engine process died" in done.stderr
     assert not (tmp_path / "results.json").exists()

@@ -1,7 +1,6 @@
 """The suite `mate_in_one`; mates are judged with python-chess itself, not with `rules`."""
 
 import chess
-import pytest
 
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
 from rookworld_rlvr.evaluation.suites.puzzles import MateInOneSuite
@@ -12,45 +11,34 @@ from ...scripted import GARBAGE, policy_text
 TWO_ROOKS = "6k1/5ppp/8/8/8/8/8/RR4K1 w - - 0 1"  # a1a8 and b1b8
 
 
-@pytest.mark.parametrize(
-    ("completion", "expected"),
-    [
-        (policy_text("a1a8"), {"invalid": 0, "legal": 1, "mate": 1}),
-        (policy_text("a1a7"), {"invalid": 0, "legal": 1, "mate": 0}),
-        (policy_text("a1b8"), {"invalid": 0, "legal": 0, "mate": 0}),
-        (GARBAGE, {"invalid": 1, "legal": 0, "mate": 0}),
-    ],
-)
-def test_any_mate_counts_as_one(completion: str, expected: dict[str, float]) -> None:
-    assert MateInOneSuite.judge(TWO_ROOKS, completion) == expected
+def test_any_mate_counts_as_one() -> None:
+    for completion, invalid, legal, mate in (
+        *((policy_text("a1a8"), 0, 1, 1), (policy_text("a1a7"), 0, 1, 0)),
+        *((policy_text("a1b8"), 0, 0, 0), (GARBAGE, 1, 0, 0)),
+    ):
+        found = MateInOneSuite.judge(TWO_ROOKS, completion)
+        assert found == {"invalid": invalid, "legal": legal, "mate": mate}, completion
 
 
-@pytest.mark.parametrize("move", ["e1c1", "e1a1", "e1d2"])
-def test_a_mate_by_castling_counts_however_it_is_written(move: str) -> None:
+def test_a_mate_by_castling_counts_however_it_is_written() -> None:
     """Ed. Lasker against Thomas, London 1912: 18. Kd2 mates, and so would have 18. O-O-O."""
     fen = "rn3r2/pbppq1p1/1p2pN2/8/3P2NP/6P1/PPP1BP1R/R3K1k1 w Q - 5 18"
     assert set(positions.mating_moves(fen)) == {"e1c1", "e1d2"}
-    assert MateInOneSuite.judge(fen, policy_text(move))["mate"] == 1
-
-
-def mates(board: chess.Board, move: chess.Move) -> bool:
-    after = board.copy()
-    after.push(move)
-    return after.is_checkmate()
+    for move in ("e1c1", "e1a1", "e1d2"):
+        assert MateInOneSuite.judge(fen, policy_text(move))["mate"] == 1
 
 
 def test_positions_made_are_held_out_mates_of_games_and_endgames() -> None:
-    fens = list(MateInOneSuite(60, 0).positions().values())
-    assert len(fens) == 60 == len({rules.position_key(fen) for fen in fens})
+    fens = list(MateInOneSuite(30, 0).positions().values())
+    assert len(fens) == 30 == len({rules.position_key(fen) for fen in fens})
     pieces = []
     for fen in fens:
         board = chess.Board(fen)
-        assert board.is_valid() and is_held_out(fen, HELDOUT_SHARE)
-        assert any(mates(board, move) for move in board.legal_moves)
-        assert board.fen() == fen
+        assert board.is_valid() and is_held_out(fen, HELDOUT_SHARE) and board.fen() == fen
+        assert any(board.san(move).endswith("#") for move in board.legal_moves)
         pieces.append(len(board.piece_map()))
     assert max(pieces[1::2]) <= 8, "each second one is a small endgame"
-    assert sum(count > 8 for count in pieces[::2]) >= 20, "the others come from games"
+    assert sum(count > 8 for count in pieces[::2]) >= 10, "the others come from games"
     assert {chess.Board(fen).turn for fen in fens} == {True, False}
-    again = list(MateInOneSuite(4, 0).positions().values())
-    assert again == fens[:4] != list(MateInOneSuite(4, 1).positions().values())
+    again, others = (list(MateInOneSuite(4, seed).positions().values()) for seed in (0, 1))
+    assert again == fens[:4] != others

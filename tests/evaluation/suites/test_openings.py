@@ -16,12 +16,13 @@ from rookworld_rlvr.evaluation.suites.openings import OpeningsSuite
 from rookworld_rlvr.models.decoding import Decoding
 from rookworld_rlvr.tasks import rules
 
+from ...rows import AFTER_E4 as E4
+from ...rows import ASKED_E4
 from ...scripted import Oracle
 
-E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
 E4_E5 = "rnbqkbnr/pppp1ppp/8/4p3/4P3/8/PPPP1PPP/RNBQKBNR w KQkq - 0 2"
 ROWS = [
-    {"prompt": f"A: {chess.STARTING_FEN}+e2e4+e2e4+", "expected_fen": E4},
+    {"prompt": ASKED_E4, "expected_fen": E4},
     {"prompt": f"{E4}+e7e5+e2e4 e7e5+", "expected_fen": E4_E5, "move_num": 2},
 ]
 
@@ -40,16 +41,12 @@ class Says(Answerer):
     def __init__(self, answer: str, sample: str) -> None:
         self.decoding = {"name": "said"}
         self.answer, self.sample = answer, sample
-        self.asked: list[str] = []
-        self.drawn_by: Decoding | None = None
 
     def answers(self, prompts: Sequence[str]) -> list[str]:
         self.asked = list(prompts)
         return [self.answer] * len(prompts)
 
-    def samples(
-        self, prompts: Sequence[str], count: int, decoding: Decoding | None = None
-    ) -> list[list[str]]:
+    def samples(self, prompts: Sequence[str], count: int, decoding: Any = None) -> list[list[str]]:
         self.drawn_by = decoding
         return [[self.sample] * count for _ in prompts]
 
@@ -59,41 +56,30 @@ def values(suite: OpeningsSuite, model: Answerer) -> dict[str, float]:
 
 
 def test_packaged_openings_are_first_moves_and_held_out_games() -> None:
-    suite = OpeningsSuite(500, 0)
+    suite = OpeningsSuite(300, 0)
     plies = Counter(chess.Board(fen).ply() + 1 for fen in suite.positions().values())
-    assert plies[1] == 20 and set(plies) == set(range(1, 11)) and plies.total() == 500
+    assert plies[1] == 20 and set(plies) == set(range(1, 11)) and plies.total() == 300
     first = {p.action for p in suite.items.values() if p.fen == chess.STARTING_FEN}
     assert first == {move.uci() for move in chess.Board().legal_moves}
     for prompt in suite.items.values():
         board = chess.Board()
         for uci in prompt.history[:-1]:
             board.push_uci(uci)
-        assert board.fen() == prompt.fen
-        assert prompt.history[-1] == prompt.action and chess.Move.from_uci(prompt.action) in (
-            board.legal_moves
-        )
+        assert board.fen() == prompt.fen and prompt.history[-1] == prompt.action
+        assert chess.Move.from_uci(prompt.action) in board.legal_moves
     assert values(suite, RandomMover())["position"] < 0.3
-    small = OpeningsSuite(60, 0)
-    assert small.items.items() < suite.items.items()
+    assert OpeningsSuite(60, 0).items.items() < suite.items.items()
 
 
 def test_the_four_fields_of_the_author_and_the_whole_answer(tmp_path: Path) -> None:
     """His scripts: white space normalised, a prefix taken off, and the clocks left out."""
     suite = OpeningsSuite(10, 0, write(tmp_path, ROWS))
-    right = f"{E4}+0.001+0+0"
-    lenient = f"A: {E4.replace(' 0 1', ' 7 9')}  and more"
-    model = Says(right, lenient)
+    model = Says(f"{E4}+0.001+0+0", f"A: {E4.replace(' 0 1', ' 7 9')}  and more")
     found = values(suite, model)
-    assert {name: found[name] for name in ("invalid", "exact", "position")} == {
-        "invalid": 0.0,
-        "exact": 0.5,
-        "position": 0.5,
-    }
+    assert (found["invalid"], found["exact"], found["position"]) == (0.0, 0.5, 0.5)
     assert {name: value for name, value in found.items() if name.startswith("sampled_")} == {
         "sampled_invalid": 1.0,
-        "sampled_exact": 0.0,
-        "sampled_exact/ply_1": 0.0,
-        "sampled_exact/plies_2_to_5": 0.0,
+        **dict.fromkeys((f"sampled_exact{of}" for of in ("", "/ply_1", "/plies_2_to_5")), 0.0),
         "sampled_position": 0.5,
         "sampled_position/ply_1": 1.0,
         "sampled_position/plies_2_to_5": 0.0,
@@ -115,17 +101,11 @@ def test_rows_without_a_readable_prompt_are_left_out(tmp_path: Path) -> None:
     assert "position/ply_1 of at least 80%: not reached" in text
 
 
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        ([7], "could not be read"),
-        ([], "holds no environment prompt"),
-        ([{"prompt": "P: "}], "holds no environment"),
-    ],
-)
-def test_a_file_without_openings_is_refused(rows: Any, said: str, tmp_path: Path) -> None:
-    with pytest.raises(SuiteUnavailableError, match=f"{said}.*; give a JSON list of objects"):
-        OpeningsSuite(10, 0, write(tmp_path, rows))
+def test_a_file_without_openings_is_refused(tmp_path: Path) -> None:
+    nothing = "holds no environment prompt"
+    for rows, said in (([7], "could not be read"), ([], nothing), ([{"prompt": "P: "}], nothing)):
+        with pytest.raises(SuiteUnavailableError, match=f"{said}.*; give a JSON list of objects"):
+            OpeningsSuite(10, 0, write(tmp_path, rows))
 
 
 def test_the_owners_set_agrees_with_the_rules(real_data: Path) -> None:
