@@ -1,5 +1,3 @@
-"""Pages as they are seen: headless Chromium at a width, in a colour scheme and a medium."""
-
 import base64
 import io
 import re
@@ -34,13 +32,8 @@ class Browser:
         self.driver.get(path.as_uri())
 
     def size(self, width: int, scheme: str, medium: str = "") -> None:
-        self.command(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=HEIGHT,
-            deviceScaleFactor=1,
-            mobile=width < 600,
-        )
+        shape = {"width": width, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.command("Emulation.setDeviceMetricsOverride", **shape)
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.command("Emulation.setEmulatedMedia", media=medium, features=features)
 
@@ -58,9 +51,8 @@ class Browser:
         """The whole page: ``(height, width, 3)``."""
         size = self.ask("const e=document.documentElement;return [e.scrollWidth,e.scrollHeight]")
         clip = {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1}
-        shot = self.command(
-            "Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip
-        )
+        options = {"format": "png", "captureBeyondViewport": True, "clip": clip}
+        shot = self.command("Page.captureScreenshot", **options)
         return np.asarray(Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB"))
 
     def overflow(self) -> float:

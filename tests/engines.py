@@ -32,7 +32,6 @@ def engine_arguments(path: str, **options: object) -> EngineArguments:
 
 
 def script(path: Path, body: str) -> str:
-    """A program of its own, in Python."""
     path.write_text(f"#!{sys.executable} -IS\n{textwrap.dedent(body)}", encoding="utf-8")
     path.chmod(0o755)
     return str(path)
@@ -51,20 +50,11 @@ DEEDS = {
 }
 
 
-def misbehaving(
-    folder: Path, stockfish: str, deed: str, when: str = "True", name: str = "engine"
-) -> str:
+def misbehaving(folder: Path, stockfish: str, deed: str, when: str = "True") -> str:
     """Stockfish behind a script that does one of `DEEDS` in answer to `go`, where `when` holds.
 
-    The folder's file `searches` has a byte for each `go`, the file `pids` a line for each process.
-
-    Args:
-        folder: Where the script goes.
-        stockfish: The real engine.
-        deed: One of `DEEDS`.
-        when: A Python expression over `count`, how often any process was told to `go`,
-            `position`, the line before it, and `first()`, whether no process has seen that position.
-        name: The script's.
+    That is an expression over `count`, how often any process was told to `go`, and `position`, the
+    line before it. The file `searches` has a byte for each `go`, the file `pids` a line a process.
     """
     body = f"""\
         import os, signal, subprocess, sys, time
@@ -76,13 +66,6 @@ def misbehaving(
         def say(*lines):
             sys.stdout.write("".join(line + "\\n" for line in lines))
             sys.stdout.flush()
-
-        def first():
-            try:
-                with open({str(folder)!r} + "/" + position.split()[2].replace("/", "_"), "x"):
-                    return True
-            except FileExistsError:
-                return False
 
         position = ""
         for line in iter(sys.stdin.buffer.readline, b""):
@@ -98,7 +81,7 @@ def misbehaving(
             engine.stdin.write(line)
             engine.stdin.flush()
         """
-    return script(folder / name, body)
+    return script(folder / "engine", body)
 
 
 def searches(folder: Path) -> int:
@@ -135,11 +118,7 @@ def valued(place: Path) -> int:
 
 
 class FakeLabeller:
-    """`Labeller`'s face: made-up values for every legal move, each call kept in `calls`.
-
-    Args:
-        refuse: Positions that it gives up on.
-    """
+    """`Labeller`'s face: made-up values for every legal move; it gives up on those in `refuse`."""
 
     source = ValueSource("Fake 1", "depth 1")
 
@@ -151,14 +130,8 @@ class FakeLabeller:
 
     def values(self, fens: Sequence[str]) -> list[Values | None]:
         self.calls.append(list(fens))
-        return [self._value(fen) for fen in fens]
-
-    def _value(self, fen: str) -> Values | None:
-        if fen in self.refuse:
-            self.given_up[fen] = "refused"
-            return None
-        self.searched += 1
-        return fake_values(fen)
+        self.given_up |= {fen: "refused" for fen in fens if fen in self.refuse}
+        return [None if fen in self.refuse else fake_values(fen) for fen in fens]
 
 
 def fake_values(fen: str) -> Mapping[str, int]:

@@ -17,29 +17,19 @@ OWNER, TOKEN = "ann", "x"
 
 @dataclass
 class Hub:
-    """What there is on it; one account, `OWNER`, with one token, `TOKEN`.
-
-    Attributes:
-        endpoint: What ``HF_ENDPOINT`` is to be.
-        files: Contents by path, by repository.
-        models: What is said of models that were there before, by repository.
-        refused: Requests whose path holds this are refused.
-        requests: Methods and paths, in their order.
-    """
+    """What there is on it, by repository; one account, `OWNER`, with one token, `TOKEN`."""
 
     endpoint: str = ""
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    models: dict[str, dict[str, Any]] = field(default_factory=dict)
-    refused: str = "\0"
+    models: dict[str, dict[str, Any]] = field(default_factory=dict)  # that were there before
+    refused: str = "\0"  # requests whose path holds this
     requests: list[str] = field(default_factory=list)
     blobs: dict[str, bytes] = field(default_factory=dict)
 
 
 @contextmanager
 def stand_in() -> Iterator[Hub]:
-    """A Hub that answers while the context is open."""
     hub = Hub()
-
     handler = type("Handler", (_Handler,), {"hub": hub})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     hub.endpoint = f"http://127.0.0.1:{server.server_port}"
@@ -101,8 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
         if rest == ["auth-check", "write"]:
             return (200, {}) if owner == OWNER else (403, {"error": "Forbidden"})
         if rest[:1] == ["preupload"]:
-            files = [item["path"] for item in json.loads(body)["files"]]
-            return 200, {"files": [_mode(path) for path in files]}
+            return 200, {"files": [_mode(item["path"]) for item in json.loads(body)["files"]]}
         if rest[:1] == ["commit"]:
             return self._commit(repository, body)
         return 200, {"id": repository, "sha": "0" * 40, **hub.models.get(repository, {})}
@@ -117,14 +106,13 @@ class _Handler(BaseHTTPRequestHandler):
         return status, {"url": f"{self.hub.endpoint}/{repository}"}
 
     def _commit(self, repository: str, body: bytes) -> tuple[int, Any]:
-        for line in body.splitlines():
-            item = json.loads(line)
+        files = self.hub.files[repository]
+        for item in map(json.loads, body.splitlines()):
             value = item["value"]
             if item["key"] == "file":
-                content = base64.b64decode(value["content"])
-                self.hub.files[repository][value["path"]] = content
+                files[value["path"]] = base64.b64decode(value["content"])
             elif item["key"] == "lfsFile":
-                self.hub.files[repository][value["path"]] = self.hub.blobs[value["oid"]]
+                files[value["path"]] = self.hub.blobs[value["oid"]]
         url = f"{self.hub.endpoint}/{repository}/commit/{'0' * 40}"
         return 200, {"success": True, "commitUrl": url, "commitOid": "0" * 40}
 

@@ -50,16 +50,14 @@ class Kill:
     share: float
 
 
-def kills(seed: int, saving: int = 8, each: int = 3) -> list[Kill]:
-    """Kills in random order: so many while saving, and so many in each other phase."""
+def kills(seed: int) -> list[Kill]:
+    """Twenty kills in random order: eight while saving, and three in each other phase."""
     rng = random.Random(seed)
-    found = [
-        Kill(rng.choice(("saving", "saving", "renaming")), 1, rng.random())
-        for _ in range(saving - 3)
-    ]
+    names = ("saving", "saving", "renaming")
+    found = [Kill(rng.choice(names), 1, rng.random()) for _ in range(5)]
     found += [Kill("sealing", rng.randint(1, 12), 0.0) for _ in range(3)]
     for phase in ("sampling", "rewards", "update", "evaluation"):
-        found += [Kill(phase, rng.choice((1, 2)), rng.random()) for _ in range(each)]
+        found += [Kill(phase, rng.choice((1, 2)), rng.random()) for _ in range(3)]
     rng.shuffle(found)
     return found
 
@@ -141,7 +139,10 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 def log(folder: Path) -> list[dict[str, Any]]:
     """A run's log without seconds, and without the mean loss since its last start."""
-    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    return untimed(json.loads((folder / "trainer_state.json").read_text())["log_history"])
+
+
+def untimed(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     timed = ("runtime", "per_second", "step_time", "train_loss", "peak_memory")
     return [
         {key: row[key] for key in row if not (key.endswith(timed) or "time/" in key)}

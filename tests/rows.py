@@ -16,7 +16,6 @@ PAWN_VALUES = {"f2f4": 100, "g2g4": 100, "h2h4": 50, "f2f3": 0, "g2g3": 0, "h1g1
 
 
 def column(values: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Values as the column `action_values` has them."""
     return [{"move": move, "cp": cp} for move, cp in values.items()]
 
 

@@ -12,31 +12,22 @@ GARBAGE = "e4 is best by test"
 
 
 class Scripted(Answerer):
-    """Answers policy prompts by position, environment prompts by prompt.
-
-    Args:
-        moves: What it plays, by FEN: a move in UCI, or any other text as it stands.
-        states: What it answers to an environment prompt.
-    """
+    """Answers policy prompts by FEN, with a move in UCI or any other text as it stands."""
 
     name = "scripted"
 
-    def __init__(
-        self, moves: Mapping[str, str], states: Callable[[str], str] | None = None
-    ) -> None:
+    def __init__(self, moves: Mapping[str, str], states: Callable[[str], str] = str) -> None:
         self.decoding = {"name": "none"}
         self.calls: list[list[str]] = []
         self._moves = moves
-        self._states = states
+        self._states = states  # answers to environment prompts
 
     def answers(self, prompts: Sequence[str]) -> list[str]:
-        """See `Answerer`."""
         self.calls.append(list(prompts))
         return [self._answer(prompt) for prompt in prompts]
 
     def _answer(self, prompt: str) -> str:
         if task_of(prompt) == "environment":
-            assert self._states is not None
             return self._states(prompt)
         text = self._moves[parse_policy_prompt(prompt)]
         return text if " " in text else policy_text(text)
@@ -51,7 +42,6 @@ class Oracle(Answerer):
         self.decoding = {"name": "none"}
 
     def answers(self, prompts: Sequence[str]) -> list[str]:
-        """See `Answerer`."""
         return [str(TASKS[task_of(prompt)].truth(prompt, _known(prompt))) for prompt in prompts]
 
 
@@ -61,5 +51,4 @@ def _known(prompt: str) -> Values | None:
 
 
 def policy_text(move: str) -> str:
-    """A policy answer with one move."""
     return write_policy_answer(PolicyAnswer((move,), (0.0,), move))

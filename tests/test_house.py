@@ -1,8 +1,16 @@
 """The rooms of the package, read from its imports: which may import which, and where torch begins."""
 
 import ast
-from collections.abc import Iterable
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
 from graphlib import TopologicalSorter
+from pathlib import Path
+
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from .conftest import REPOSITORY
 
@@ -37,3 +45,72 @@ def test_imports_run_downwards_without_a_circle_and_torch_starts_at_level_3() ->
         libraries = {other.split(".")[0] for other in imported(name, TREES[name].body)}
         assert not libraries & {"torch", "transformers", "trl"}, name
     assert len([path for path in FILES if len(path.parts) == 2]) <= 2
+
+
+COMPARED = "longer|more|less|fewer|further|faster|slower|better|worse|larger|smaller|different"
+FINE = rf"[Tt]here (is|are) (no|none)\b|(is|are) no ({COMPARED}|way|need)\b"
+RIDDLE = (
+    r"(is|are) (none|no \w+)\b|stands? (twice|once|there|in)\b|can(not| not)? be had\b"
+    r"|could not be had\b|what is no\b|Most tokens of\b"
+)
+FOUND = re.compile(rf"\b(?P<fine>{FINE})|\b(?P<riddle>{RIDDLE})".replace(" ", r"[\s#]+"))
+JINJA = re.compile(r"{[%{#].*?[%}#]}", re.S)
+ROOMS = [REPOSITORY / name for name in ("rookworld_rlvr", "recipes", "docs", "environments")]
+ENDS = {"*.py", "*.yaml", "*.j2", "*.md"}
+
+
+def texts(path: Path) -> Iterator[tuple[int, str]]:
+    """The texts of a file, each with the number of its first line."""
+    content = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        yield 1, JINJA.sub(lambda code: re.sub(r"[^\n]", "_", code[0]), content)
+        return
+    inside: set[ast.AST] = set()
+    for node in ast.walk(ast.parse(content)):  # breadth first: an f-string before its parts
+        if isinstance(node, ast.JoinedStr):
+            inside |= set(node.values)
+            parts = (part.value if isinstance(part, ast.Constant) else "it" for part in node.values)
+            yield node.lineno, "".join(map(str, parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in inside:
+            yield node.lineno, node.value
+
+
+def test_no_text_of_the_package_is_a_riddle() -> None:
+    faults = [
+        f"{path.relative_to(REPOSITORY)}:{first + text.count(chr(10), 0, match.start())}: "
+        + " ".join(text[max(0, match.start() - 60) : match.end() + 40].split())
+        for path in sorted(path for room in ROOMS for end in ENDS for path in room.rglob(end))
+        for first, text in texts(path)
+        for match in FOUND.finditer(text)
+        if match["riddle"]
+    ]
+    assert not faults, "\n".join(["write plain English:", *faults])
+
+
+OLDEST = REPOSITORY / "constraints-oldest.txt"
+
+
+def lowest(requirement: Requirement) -> Version:
+    (bound,) = (part for part in requirement.specifier if part.operator in (">=", "=="))
+    return Version(bound.version.removesuffix(".*"))
+
+
+def test_every_lower_bound_is_tested() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    named = [*project["dependencies"], *extras["dashboard"], *extras["cluster"]]
+    bounds = {
+        canonicalize_name(requirement.name): lowest(requirement)
+        for requirement in map(Requirement, named)
+    }
+    pins = re.findall(r"^([\w.-]+)==(\S+)$", OLDEST.read_text(), re.M)
+    assert {canonicalize_name(name): Version(version) for name, version in pins} == bounds
+
+
+def test_ci_runs_both_ends_vllm_verifiers_and_the_harness() -> None:
+    workflow = yaml.safe_load((REPOSITORY / ".github/workflows/ci.yml").read_text())
+    job = workflow["jobs"]["environments"]
+    targets = re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.M)
+    in_ci = ["oldest", "canary", "test-vllm", "test-environments", "test-lm-eval"]
+    assert in_ci == job["strategy"]["matrix"]["target"] and {*in_ci} <= {*targets}
+    assert [step["run"] for step in job["steps"] if "run" in step] == ["make ${{ matrix.target }}"]

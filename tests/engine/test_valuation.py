@@ -1,5 +1,3 @@
-"""What a move is worth: numbers from the laws of chess, from another search, and from a script."""
-
 import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,15 +21,9 @@ def deep(stockfish: str) -> Iterator[Labeller]:
         yield labeller
 
 
-def valued(labeller: Labeller, fen: str) -> Values:
-    (values,) = labeller.values([fen])
-    assert values is not None
-    return values
-
-
-def test_mate_in_two(deep: Labeller) -> None:
+def test_mate_in_two(deep: Any) -> None:
     # Morphy's: 1. Ra6 bxa6 2. b7, or 1. ... B any 2. Rxa7.
-    values = valued(deep, "kbK5/pp6/1P6/8/8/8/8/R7 w - - 0 1")
+    (values,) = deep.values(["kbK5/pp6/1P6/8/8/8/8/R7 w - - 0 1"])
     assert next(iter(values.items())) == ("a1a6", 99_998)
 
 
@@ -39,7 +31,7 @@ def test_mate_in_two(deep: Labeller) -> None:
     "fen", ["kbK5/pp6/RP6/8/8/8/8/8 b - - 0 1", "1r2k3/r7/8/8/8/8/8/7K b - - 0 1"]
 )
 def test_mates_are_those_of_a_search_of_all_moves_at_once(
-    deep: Labeller, stockfish: str, fen: str
+    deep: Any, stockfish: str, fen: str
 ) -> None:
     board = chess.Board(fen)
     with chess.engine.SimpleEngine.popen_uci(stockfish) as engine:
@@ -51,32 +43,24 @@ def test_mates_are_those_of_a_search_of_all_moves_at_once(
         for move, score in seen.items()
         if score.is_mate() and abs(score.mate() or 0) <= 2
     }
-    mine = valued(deep, fen)
-    assert near
-    assert {move: mine[move] for move in near} == near
+    (mine,) = deep.values([fen])
+    assert near and {move: mine[move] for move in near} == near
 
 
 class ScriptedEngine:
-    """Answers with the scores given, and keeps what was asked.
-
-    Args:
-        score: Score of the side to move, by the move before and the engine's limit.
-    """
+    """Answers with the score of the side to move, by the move before and the engine's limit."""
 
     def __init__(self, score: Callable[[str, int], chess.engine.Score]) -> None:
         self._score = score
         self.asked: list[tuple[str, int]] = []
         self.games: set[object] = set()
 
-    async def analyse(
-        self, board: chess.Board, limit: chess.engine.Limit, *, game: object, info: object
-    ) -> dict[str, Any]:
-        move, size = board.peek().uci(), limit.depth
-        assert size is not None
-        self.asked.append((move, size))
+    async def analyse(self, board: chess.Board, limit: Any, *, game: object, info: object) -> Any:
+        move = board.peek().uci()
+        self.asked.append((move, limit.depth))
         self.games.add(game)
-        score = chess.engine.PovScore(self._score(move, size), board.turn)
-        return {"score": score, "depth": size}
+        score = chess.engine.PovScore(self._score(move, limit.depth), board.turn)
+        return {"score": score, "depth": limit.depth}
 
     def moves_asked(self, size: int) -> list[str]:
         return [move for move, asked in self.asked if asked == size]
@@ -101,6 +85,9 @@ def test_all_moves_are_searched_shallow_and_the_best_five_to_the_full() -> None:
     assert engine.moves_asked(5) == ALPHABET[:5]
     assert len(engine.asked) == 25
     assert list(values.items()) == [(move, -index) for index, move in enumerate(ALPHABET)]
+    assert len(engine.games) == 1, "all searches of a position belong to one"
+    run(engine)
+    assert len(engine.games) == 2, "and those of the next to another"
 
 
 def test_the_best_five_are_searched_on_until_all_of_them_were_searched_to_the_full() -> None:
@@ -115,10 +102,9 @@ def test_the_best_five_are_searched_on_until_all_of_them_were_searched_to_the_fu
     engine = ScriptedEngine(score)
     values = run(engine)
     assert engine.moves_asked(5) == ALPHABET[:11]
-    best = list(values)[:5]
-    assert best == [ALPHABET[4], *ALPHABET[7:11]]
-    assert [values[move] for move in best] == [-ALPHABET.index(move) for move in best]
-    assert [values[move] for move in ALPHABET[:4]] == [-1_000 - i for i in range(4)]
+    assert list(values)[:5] == [ALPHABET[4], *ALPHABET[7:11]]
+    demotions = {move: values[move] + index for index, move in enumerate(ALPHABET)}
+    assert demotions == {move: -1_000 if move in bad else 0 for move in ALPHABET}
 
 
 def test_a_move_that_ends_the_game_is_not_searched() -> None:
@@ -129,25 +115,8 @@ def test_a_move_that_ends_the_game_is_not_searched() -> None:
     assert not {"c1c7", "c1c8"} & {move for move, _ in engine.asked}
 
 
-def test_all_searches_of_a_position_belong_to_one_game_and_the_next_position_to_another() -> None:
-    engine = ScriptedEngine(by_alphabet)
-    run(engine)
-    assert len(engine.games) == 1
-    run(engine)
-    assert len(engine.games) == 2
-
-
-@pytest.mark.parametrize(
-    ("answer", "cp"),
-    [
-        (chess.engine.Cp(35), -35),
-        (chess.engine.Cp(-35), 35),
-        (chess.engine.Mate(1), -99_999),  # mated by the next move
-        (chess.engine.Mate(3), -99_997),
-        (chess.engine.Mate(-1), 99_998),  # this move, and the one that mates
-        (chess.engine.Mate(-3), 99_996),
-    ],
-)
-def test_a_moves_worth_from_the_score_of_the_answer(answer: chess.engine.Score, cp: int) -> None:
-    values = run(ScriptedEngine(lambda move, size: answer))
-    assert set(values.values()) == {cp}
+def test_a_moves_worth_from_the_score_of_the_answer() -> None:
+    mate = {1: -99_999, 3: -99_997, -1: 99_998, -3: 99_996}  # the first mates with the next move
+    worth = [(chess.engine.Mate(moves), cp) for moves, cp in mate.items()]
+    for answer, cp in [*worth, (chess.engine.Cp(35), -35), (chess.engine.Cp(-35), 35)]:
+        assert {*run(ScriptedEngine(lambda *_, answer=answer: answer)).values()} == {cp}

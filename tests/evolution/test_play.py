@@ -22,17 +22,14 @@ def from_boards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "is_held_out", lambda fen, share: False)
 
 
-def scripted(states: str = "right") -> Scripted:
+def scripted(is_off: bool = False) -> Scripted:
     """Mates in the first game; in the second, White's move is illegal."""
     first = fen_after("f3 e5"), fen_after("f3 e5 g4")
     second = fen_after("e4 e5"), fen_after("e4 e5 Nh3")
     moves = {first[0]: "g2g4", first[1]: "d8h4", second[0]: "e1e3", second[1]: "b8c6"}
 
-    def answer(prompt: str) -> str:
-        truth = ENVIRONMENT.truth(prompt) or ""
-        return truth.replace(" 1 2+", " 9 2+") if states == "off" else truth
-
-    return Scripted(moves, answer)
+    clock = " 9 2+" if is_off else " 1 2+"
+    return Scripted(moves, lambda asked: str(ENVIRONMENT.truth(asked)).replace(" 1 2+", clock))
 
 
 @pytest.mark.usefixtures("from_boards")
@@ -48,7 +45,7 @@ def test_games_end_by_the_rules_and_illegal_moves_are_replaced() -> None:
 @pytest.mark.usefixtures("from_boards")
 def test_disagreements_about_the_board_become_rows() -> None:
     assert wrong_states(play(scripted(), 2, 2, seed=0)) == {}
-    games = play(scripted("off"), 2, 2, seed=0)
+    games = play(scripted(is_off=True), 2, 2, seed=0)
     assert games[0].board.is_checkmate(), "the rules' board is played on"
     # Of four states, that after 2. Nh3 is the one with these counters.
     (found,) = wrong_states(games).items()
@@ -68,31 +65,23 @@ def test_no_game_is_learnt_from_a_held_out_position() -> None:
 
 
 def test_decided_positions_are_left_out() -> None:
-    values = {"a2a3": -900, "e2e4": 20}
-    assert is_open(values)
+    assert is_open({"a2a3": -900, "e2e4": 20})
     assert not is_open({"a2a3": 900}) and not is_open({"a2a3": -900})
 
 
 def test_a_row_has_the_best_move_and_all_values() -> None:
-    fen = chess.STARTING_FEN
-    row = policy_row(fen, {"e2e4": 30, "a2a3": -10})
-    assert row["prompt"].startswith(f"P: {fen} ") and row["completion"].endswith("B: e2e4")
+    row = policy_row(chess.STARTING_FEN, {"e2e4": 30, "a2a3": -10})
+    assert row["prompt"].startswith(f"P: {chess.STARTING_FEN} ")
+    assert row["completion"].endswith("B: e2e4")
     assert row["action_values"] == [{"move": "e2e4", "cp": 30}, {"move": "a2a3", "cp": -10}]
 
 
-@pytest.mark.parametrize(
-    ("difference", "score", "broke", "said"),
-    [
+def test_the_rule_of_acceptance() -> None:
+    for change, score, broke, said in (
         (0.0, 0.5, False, []),
         (-0.01, 0.6, False, ["the expected score fell by 0.0100"]),
         (0.01, 0.49, True, ["no checkpoint kept the guard", "the match was lost"]),
-    ],
-)
-def test_the_rule_of_acceptance(
-    difference: float, score: float, broke: bool, said: list[str]
-) -> None:
-    change = Paired(difference, difference - 0.1, difference + 0.1, 0.5, 100)
-    found = reasons(change, Estimate(score, score - 0.1, score + 0.1, 10), broke)
-    assert len(found) == len(said) and all(
-        f.startswith(s) for f, s in zip(found, said, strict=True)
-    )
+    ):
+        match = Estimate(score, score - 0.1, score + 0.1, 10)
+        found = reasons(Paired(change, change - 0.1, change + 0.1, 0.5, 100), match, broke)
+        assert all(text.startswith(start) for text, start in zip(found, said, strict=True))

@@ -6,52 +6,38 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig
-from transformers import (
-    AutoModelForCausalLM,
-    GPTNeoConfig,
-    GPTNeoForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.models.choices import choice_logps
 from rookworld_rlvr.models.loading import check_lengths
 
-ROTARY = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,
-}
-NEO = {
-    "hidden_size": 32,
-    "num_layers": 2,
-    "num_heads": 2,
-    "max_position_embeddings": 256,
-    "attention_types": [[["global", "local"], 1]],
-    "initializer_range": 0.2,
-}
-KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "llama": (LlamaForCausalLM, LlamaConfig, ROTARY),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config, ROTARY),
-    "gpt_neo": (GPTNeoForCausalLM, GPTNeoConfig, NEO),
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
+SCALES = {"scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False}
+ROTARY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+ROTARY |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+NEO = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "max_position_embeddings": 256}
+KINDS: dict[str, dict[str, Any]] = {
+    "gpt2": GPT2,
+    "gpt2 of other scales": {**GPT2, **SCALES},
+    "gpt2 upcast": {**GPT2, "reorder_and_upcast_attn": True},
+    "llama": ROTARY,
+    "qwen2": ROTARY,
+    "gpt_neo": {**NEO, "attention_types": [[["global", "local"], 1]]},
+    "mamba": {"hidden_size": 32, "state_size": 4, "num_hidden_layers": 2},
 }
 
 
-def tiny(kind: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+def network(kind: str, vocabulary: int, end: int, spread: float = 0.3, **shape: Any) -> Any:
+    """A model with random weights, whose distributions are far from uniform."""
     torch.manual_seed(0)
-    model, config, shape = KINDS[kind]
-    ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    found: PreTrainedModel = model(config(vocab_size=len(tokenizer), **shape, **ends))
-    return found
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
+    shape = {"vocab_size": vocabulary, "initializer_range": spread, **KINDS[kind], **shape, **ids}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind.split()[0], **shape))
+
+
+def tiny(kind: str, tokenizer: PreTrainedTokenizerBase) -> Any:
+    return network(kind, len(tokenizer), tokenizer.eos_token_id, spread=0.2)
 
 
 def length(completions: list[str], **columns: Any) -> list[float]:
@@ -59,7 +45,7 @@ def length(completions: list[str], **columns: Any) -> list[float]:
     return [float(len(text)) for text in completions]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neo"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -73,27 +59,49 @@ def test_it_trains_and_the_preflight_finds_nothing(
 ) -> None:
     tiny(kind, tokenizer).save_pretrained(tmp_path / "model")  # TRL loads the reference from there
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    trainer = build(model, reward_funcs=[length], max_steps=3, **options)
+    trainer = build(model, reward_funcs=[length], max_steps=2, max_completion_length=8, **options)
     before = trainer.model.get_input_embeddings().weight.detach().clone()
     trainer.train()
-    assert trainer.state.global_step == 3
     assert trainer.preflight is not None and not trainer.preflight.faults(1e-3)
     assert not torch.equal(trainer.model.get_input_embeddings().weight, before)
 
 
-def test_adapters_on_a_llama(tokenizer: Any, build: Callable[..., Any]) -> None:
-    adapters = LoraConfig(target_modules=["q_proj", "v_proj"], r=4)
-    trainer = build(tiny("llama", tokenizer), peft_config=adapters, beta=0.1, max_steps=2)
-    trainer.train()
-    assert trainer.state.global_step == 2 and not trainer.preflight.faults(1e-3)
+@pytest.mark.parametrize(
+    ("prompt", "length", "said"),
+    [
+        ("P: 8", 300, r"300 .* give at most 254"),
+        ("8" * 400, 10, r"^((?!give at most).)*leave out rows with such long prompts"),
+    ],
+)
+def test_a_table_of_positions_by_another_name_is_seen(
+    tokenizer: PreTrainedTokenizerBase, prompt: str, length: int, said: str
+) -> None:
+    with pytest.raises(RookWorldError, match=said):
+        check_lengths(tiny("llama", tokenizer).config, tokenizer, [prompt], length)
 
 
-def test_a_table_of_positions_by_another_name_is_seen(tokenizer: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(RookWorldError, match=r"300 .* give at most 254"):
-        check_lengths(tiny("llama", tokenizer).config, tokenizer, ["P: 8"], 300)
+CONTEXTS = [[5, 9, 2, 7], [3], [8, 8, 1, 4, 4, 6]]
+CHOICES = [[[1], [2, 3], [2, 4], [2, 4, 5]], [[7]], [[9, 9, 9, 1], [9, 9, 9, 2], [9, 1], [0]]]
 
 
-def test_a_prompt_that_fills_all_positions_is_named(tokenizer: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(RookWorldError, match="leave out rows with such long prompts") as caught:
-        check_lengths(tiny("llama", tokenizer).config, tokenizer, ["8" * 400], 10)
-    assert "give at most" not in str(caught.value)
+def alone(network: Any, context: list[int], choice: list[int]) -> torch.Tensor:
+    logps = network(input_ids=torch.tensor([[*context, *choice]])).logits[0].log_softmax(-1)
+    return logps[len(context) - 1 : -1].gather(1, torch.tensor(choice)[:, None]).sum()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_each_choice_has_the_log_prob_of_its_own_row(
+    family: str, random_gpt2: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    network = random_gpt2 if family == "gpt2" else tiny(family, tokenizer)
+    network.eval()
+    ours = torch.cat(choice_logps(network, CONTEXTS, CHOICES))
+    rows = zip(CONTEXTS, CHOICES, strict=True)
+    theirs = torch.stack([alone(network, context, one) for context, many in rows for one in many])
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+    gradients = []
+    for logps in (ours, theirs):
+        network.zero_grad()
+        (logps * torch.arange(1.0, len(logps) + 1)).sum().backward()
+        gradients.append([p.grad.clone() for p in network.parameters() if p.grad is not None])
+    torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-3)

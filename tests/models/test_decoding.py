@@ -1,7 +1,5 @@
-"""The decoder: what it draws is what transformers draws, in any company."""
-
+import random
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,14 +8,6 @@ from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from torch.nn import functional
 from transformers import (
     GenerationConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -27,39 +17,15 @@ from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.models.decoding import Chooser, decode
 from rookworld_rlvr.tasks.task import Sampling
 
+from .test_architectures import KINDS, network
+
 CPU = torch.device("cpu")
 VOCABULARY, END = 24, 0
-ROTARY = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.3,
-}
-STATES = {"state_size": 4, "num_hidden_layers": 2, "initializer_range": 0.3}
-GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "initializer_range": 0.3}
-KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "gpt2": (GPT2LMHeadModel, GPT2Config, GPT2),
-    "gpt2 of other scales": (
-        GPT2LMHeadModel,
-        GPT2Config,
-        {**GPT2, "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False},
-    ),
-    "gpt2 upcast": (GPT2LMHeadModel, GPT2Config, {**GPT2, "reorder_and_upcast_attn": True}),
-    "llama": (LlamaForCausalLM, LlamaConfig, ROTARY),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config, ROTARY),
-    "mamba": (MambaForCausalLM, MambaConfig, {"hidden_size": 32, **STATES}),
-}
 PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [1, 2], [5], [3, 4, 5, 6, 7, 8, 9], [9, 8, 7, 0, 5], [2, 1]]
 
 
-def tiny(kind: str = "gpt2", seed: int = 0, **shape: Any) -> Any:
-    """A model whose distributions are far from uniform."""
-    torch.manual_seed(seed)
-    model, config, base = KINDS[kind]
-    ids = {"bos_token_id": END, "eos_token_id": END, "pad_token_id": END}
-    return model(config(vocab_size=VOCABULARY, **{**base, **shape}, **ids)).eval()
+def tiny(kind: str = "gpt2", **shape: Any) -> Any:
+    return network(kind, VOCABULARY, END, **shape).eval()
 
 
 def options(length: int = 20, **given: Any) -> GenerationConfig:
@@ -67,9 +33,7 @@ def options(length: int = 20, **given: Any) -> GenerationConfig:
     return GenerationConfig(max_new_tokens=length, **{**ends, **given})
 
 
-def by_generate(
-    model: Any, prompts: Sequence[Sequence[int]], config: GenerationConfig
-) -> list[list[int]]:
+def by_generate(model: Any, prompts: Any, config: GenerationConfig) -> list[list[int]]:
     """Completions by transformers alone, each prompt by itself; end of text included."""
     found = []
     for prompt in prompts:
@@ -77,6 +41,17 @@ def by_generate(
         out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
         found.append(cut(out[0, len(prompt) :].tolist()))
     return found
+
+
+def greedy(model: Any, **given: Any) -> list[list[int]]:
+    return decode(model, PROMPTS, [Sampling(0.0)] * 6, options(), **given).ids
+
+
+def expected_of(model: Any, prompt: list[int], ids: list[int], heat: float = 1.0) -> torch.Tensor:
+    """The log-probs of a completion, by the model's own forward of the whole row."""
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1].float()
+    return (logits / heat).log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
 
 
 def cut(row: list[int]) -> list[int]:
@@ -89,10 +64,8 @@ def test_greedy_tokens_are_those_of_generate(kind: str) -> None:
     expected = by_generate(model, PROMPTS, options(do_sample=False))
     assert len({len(row) for row in expected}) > 1 or kind != "gpt2", "rows end at different steps"
     for size in (None, 1, 4):
-        drawn = decode(model, PROMPTS, [Sampling(0.0)] * 6, options(), batch_size=size)
-        assert drawn.ids == expected and drawn.logps is None
-    drawn = decode(model, PROMPTS, [Sampling(0.0)] * 6, options(), by_generate=True)
-    assert drawn.ids == expected
+        assert greedy(model, batch_size=size) == expected
+    assert greedy(model, by_generate=True) == expected
 
 
 def test_adapters_count() -> None:
@@ -101,10 +74,9 @@ def test_adapters_count() -> None:
         if "lora" in name:
             torch.nn.init.normal_(weights, std=0.3)
     expected = by_generate(model, PROMPTS, options(do_sample=False))
-    assert decode(model, PROMPTS, [Sampling(0.0)] * 6, options()).ids == expected
+    assert greedy(model) == expected
     with model.disable_adapter():
-        plain = decode(model, PROMPTS, [Sampling(0.0)] * 6, options()).ids
-    assert plain != expected
+        assert greedy(model) != expected
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
@@ -125,8 +97,7 @@ def test_hooks_count_at_every_token(part: str) -> None:
 
     plain = by_generate(model, PROMPTS, options(do_sample=False))
     model.get_submodule(f"transformer.h.0{part}").register_forward_hook(turned)
-    expected = by_generate(model, PROMPTS, options(do_sample=False))
-    assert decode(model, PROMPTS, [Sampling(0.0)] * 6, options()).ids == expected != plain
+    assert greedy(model) == by_generate(model, PROMPTS, options(do_sample=False)) != plain
 
 
 @pytest.mark.parametrize("loop", [False, True], ids=["own loop", "generate"])
@@ -139,30 +110,24 @@ def test_log_probs_are_the_model_s_at_the_row_s_temperature(kind: str, loop: boo
     drawn = decode(model, PROMPTS, rows, options(), keep_logps=True, by_generate=loop)
     assert drawn.logps is not None
     for prompt, ids, logps, t in zip(PROMPTS, drawn.ids, drawn.logps, temperatures, strict=True):
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
-        expected = (logits / t).log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+        expected = expected_of(model, prompt, ids, t)
         torch.testing.assert_close(torch.tensor(logps), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
 def test_rows_are_the_same_in_any_company(kind: str) -> None:
-    """Drawn from streams of their own, 1 and 64 at once, and the other way round."""
+    """Drawn from streams of their own, 1 and 32 at once, and the other way round."""
     model = tiny(kind)
-    generator = torch.Generator().manual_seed(1)
-    prompts = [
-        torch.randint(1, VOCABULARY, (1 + index % 11,), generator=generator).tolist()
-        for index in range(64)
-    ]
-    rows = [Sampling(*way) for way in [(0.1,), (1.0, 0.9), (1.5, 1.0, 5), (0.7, 0.95, 8)] * 16]
-    seeds = list(range(64))
-    alone, together = (
-        decode(model, prompts, rows, options(), seeds=seeds, batch_size=size).ids
-        for size in (1, 64)
-    )
-    assert alone == together
-    back = decode(model, prompts[::-1], rows[::-1], options(), seeds=seeds[::-1], batch_size=7)
-    assert back.ids == alone[::-1]
+    chance, seeds = random.Random(1), list(range(32))
+    prompts = [chance.choices(range(1, VOCABULARY), k=1 + index % 11) for index in seeds]
+    rows = [Sampling(*way) for way in [(0.1,), (1.0, 0.9), (1.5, 1.0, 5), (0.7, 0.95, 8)] * 8]
+
+    def drawn(order: int, size: int) -> list[list[int]]:
+        how: Any = {"seeds": seeds[::order], "batch_size": size}
+        return decode(model, prompts[::order], rows[::order], options(), **how).ids
+
+    alone = drawn(1, 1)
+    assert alone == drawn(1, 32) == drawn(-1, 7)[::-1]
 
 
 def test_rows_end_at_their_own_length_or_end_of_text() -> None:
@@ -172,10 +137,9 @@ def test_rows_end_at_their_own_length_or_end_of_text() -> None:
     config = options(12, eos_token_id=[VOCABULARY])  # which is never drawn
     for loop in (False, True):
         drawn = decode(model, PROMPTS, rows, config, keep_logps=True, by_generate=loop)
-        assert [len(row) for row in drawn.ids] == [3, 12, 7, 1, 12, 5]
-        assert [len(row) for row in drawn.logps or []] == [3, 12, 7, 1, 12, 5]
-    first = decode(model, PROMPTS, [Sampling(0.0)] * 6, options(4, eos_token_id=None)).ids
-    ends = [row[0] for row in first]
+        for parts in (drawn.ids, drawn.logps or []):
+            assert [len(row) for row in parts] == [3, 12, 7, 1, 12, 5]
+    ends = [row[0] for row in greedy(model)]
     drawn = decode(model, PROMPTS, [Sampling(0.0)] * 6, options(4, eos_token_id=ends))
     assert drawn.ids == [[end] for end in ends], "what ends a row belongs to it"
 
@@ -191,17 +155,9 @@ def test_rows_end_where_the_table_of_positions_does(kind: str) -> None:
         decode(model, prompts, [Sampling(0.0)] * 8, config)
 
 
-CONTROLS = [
-    Sampling(),
-    Sampling(0.5, 0.9),
-    Sampling(0.95, 0.95),
-    Sampling(1.7, top_k=3),
-    Sampling(0.8, 0.4, top_k=7),
-    Sampling(0.01, 0.01),
-    Sampling(1.0, 1e-6),
-    Sampling(3.0, 0.999, 49),
-    Sampling(1.3, 0.6),
-]
+CONTROLS = [Sampling(), Sampling(0.5, 0.9), Sampling(0.95, 0.95), Sampling(1.7, top_k=3)]
+CONTROLS += [Sampling(0.8, 0.4, top_k=7), Sampling(0.01, 0.01), Sampling(1.0, 1e-6)]
+CONTROLS += [Sampling(3.0, 0.999, 49), Sampling(1.3, 0.6)]
 
 
 def by_warpers(row: Sampling, scores: torch.Tensor) -> torch.Tensor:
@@ -218,12 +174,9 @@ def by_warpers(row: Sampling, scores: torch.Tensor) -> torch.Tensor:
 def test_rows_are_cut_as_transformers_cuts_a_batch(spread: float) -> None:
     for seed in range(20):
         noise = torch.randn(len(CONTROLS), 50, generator=torch.Generator().manual_seed(seed))
-        logits = spread * noise
-        chooser = Chooser(CONTROLS, CPU)
-        ours = chooser.cut(chooser.scaled(logits))
-        for index, row in enumerate(CONTROLS):
-            theirs = by_warpers(row, logits[index : index + 1])
-            torch.testing.assert_close(ours[index : index + 1], theirs)
+        chooser, logits = Chooser(CONTROLS, CPU), spread * noise
+        theirs = [by_warpers(row, one) for row, one in zip(CONTROLS, logits.split(1), strict=True)]
+        torch.testing.assert_close(chooser.cut(chooser.scaled(logits)), torch.cat(theirs))
 
 
 def test_what_has_no_probability_is_never_drawn() -> None:
@@ -237,35 +190,26 @@ def test_what_has_no_probability_is_never_drawn() -> None:
 
 def chi_squared(one: Counter[Any], other: Counter[Any]) -> tuple[float, int]:
     """Two samples of one size: the statistic, and its degrees of freedom. Rare cells are one."""
-    cells: Counter[Any] = Counter()
-    both = one + other
-    for cell in both:
-        cells[cell if both[cell] >= 20 else "rare"] += 0
-    tables = [Counter[Any](), Counter[Any]()]
-    for table, counts in zip(tables, (one, other), strict=True):
-        for cell, count in counts.items():
-            table[cell if both[cell] >= 20 else "rare"] += count
-    found = sum((tables[0][c] - tables[1][c]) ** 2 / (tables[0][c] + tables[1][c]) for c in cells)
-    return found, len(cells) - 1
+    cells: dict[Any, list[int]] = {}
+    for cell, count in (one + other).items():
+        pair = cells.setdefault(cell if count >= 20 else "rare", [0, 0])
+        pair[0] += one[cell]
+        pair[1] += other[cell]
+    return sum((a - b) ** 2 / (a + b) for a, b in cells.values()), len(cells) - 1
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_it_samples_the_distribution_of_generate(kind: str) -> None:
     """Whole completions of up to three tokens, all controls on, rows of two kinds in a batch."""
-    model, count = tiny(kind), 6000
+    model, count = tiny(kind), 3000
     ways = [Sampling(0.9, 0.9, 12), Sampling(1.4, 0.8, 7, max_completion_length=2)]
     torch.manual_seed(0)
     prompts = [PROMPTS[0], PROMPTS[1]] * count
     ours = decode(model, prompts, ways * count, options(3)).ids
     wrong = decode(model, prompts, ways[::-1] * count, options(3)).ids
     for index, way in enumerate(ways):
-        config = options(
-            way.max_completion_length or 3,
-            do_sample=True,
-            temperature=way.temperature,
-            top_p=way.top_p,
-            top_k=way.top_k,
-        )
+        given = {name: getattr(way, name) for name in ("temperature", "top_p", "top_k")}
+        config = options(way.max_completion_length or 3, do_sample=True, **given)
         ids = torch.tensor([PROMPTS[index]]).expand(count, -1)
         out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
         theirs = Counter(tuple(cut(row)) for row in out[:, ids.size(1) :].tolist())
@@ -295,11 +239,10 @@ def test_rows_that_ended_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
         return norm(states, *rest)
 
     monkeypatch.setattr(functional, "layer_norm", watched)
-    rows = [Sampling(1.0, max_completion_length=n) for n in [2] * 30 + [3] * 29 + [10]]
-    config = options(10, eos_token_id=[VOCABULARY])
-    drawn = decode(tiny(), [PROMPTS[0]] * 60, rows, config)
-    assert [len(row) for row in drawn.ids] == [2] * 30 + [3] * 29 + [10]
-    assert sorted(set(sizes)) == [1, 30, 60]
+    lengths = [2] * 30 + [3] * 29 + [10]
+    rows = [Sampling(1.0, max_completion_length=n) for n in lengths]
+    drawn = decode(tiny(), [PROMPTS[0]] * 60, rows, options(10, eos_token_id=[VOCABULARY]))
+    assert [len(row) for row in drawn.ids] == lengths and set(sizes) == {1, 30, 60}
 
 
 def test_precision_is_what_autocast_says() -> None:
@@ -310,9 +253,8 @@ def test_precision_is_what_autocast_says() -> None:
         half = decode(model, PROMPTS, rows, options(6), keep_logps=True)
     assert full.logps is not None and half.logps is not None
     for prompt, ids, logps in zip(PROMPTS, half.ids, half.logps, strict=True):
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
-        expected = logits.float().log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = expected_of(model, prompt, ids)
         torch.testing.assert_close(torch.tensor(logps), expected, rtol=0.05, atol=0.1)
     assert half.logps != full.logps
     assert decode(model.bfloat16(), PROMPTS, rows, options(6)).ids

@@ -1,6 +1,8 @@
 import json
 import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import get_peft_model
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, GPT2LMHeadModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM
 from trl import ModelConfig, get_peft_config
 
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.inference.model import RookWorld
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import pad_rows
@@ -22,9 +23,7 @@ from rookworld_rlvr.rewards.judge import JudgeSpec, load_judge
 from ..recipes.test_security import Bomb
 
 
-def test_a_name_that_is_no_model_says_what_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_is_no_model_says_what_it_is(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
     (tmp_path / "runs" / "sft_nano").mkdir(parents=True)
@@ -48,41 +47,22 @@ def test_a_name_that_is_no_model_says_what_it_is(
 
 @settings(max_examples=50)
 @given(text=st.text(max_size=60))
-def test_every_text_survives(text: str) -> None:
-    tokenizer = loading.load_tokenizer("rookworld-nano")
+def test_every_text_survives(tokenizer: Any, text: str) -> None:
     ids = tokenizer(text)["input_ids"]
     assert tokenizer.decode(ids) == text or tokenizer.eos_token_id in ids
-
-
-def test_prompts_are_prefixes_of_their_rows(
-    tokenizer: PreTrainedTokenizerBase, packaged: LoadedData
-) -> None:
-    for row in packaged.heldout:
-        prompt = tokenizer(row["prompt"])["input_ids"]
-        whole = tokenizer(row["prompt"] + row["completion"])["input_ids"]
-        assert whole[: len(prompt)] == prompt
 
 
 def test_a_folder_whose_tokenizer_would_be_read_as_another_is_refused(tmp_path: Path) -> None:
     packaged = Path(loading.resolve_model_path(loading.PACKAGED_MODEL))
     for name in ("config.json", "tokenizer.json"):
-        (tmp_path / name).write_bytes((packaged / name).read_bytes())
+        shutil.copy(packaged / name, tmp_path)
     with pytest.raises(RookWorldError, match=r"tokenizer_config\.json"):
         loading.load_tokenizer(str(tmp_path))
     read = Tokenizer.from_file(str(packaged / "tokenizer.json"))
     read.enable_padding(length=128)  # stored by earlier work, and switched off by transformers
     read.save(str(tmp_path / "tokenizer.json"))
-    config = "tokenizer_config.json"
-    (tmp_path / config).write_bytes((packaged / config).read_bytes())
+    shutil.copy(packaged / "tokenizer_config.json", tmp_path)
     assert loading.load_tokenizer(str(tmp_path))("A: ")["input_ids"]
-
-
-def test_loading_switches_dropout_off(start: str) -> None:
-    assert json.loads(Path(start, "config.json").read_text())["attn_pdrop"] == 0.1
-    model = loading.load_model(start).train()
-    ids = torch.arange(300, 320).unsqueeze(0)
-    one, other = model(input_ids=ids).logits, model(input_ids=ids).logits
-    torch.testing.assert_close(one, other, atol=1e-5, rtol=0)  # dropout moves them by over 0.1
 
 
 def test_loading_changes_the_kernel_of_gelu_and_not_the_answers(start: str) -> None:
@@ -98,21 +78,16 @@ def test_loading_changes_the_kernel_of_gelu_and_not_the_answers(start: str) -> N
 def saved_by(model: torch.nn.Module, ids: torch.Tensor) -> int:
     """Numbers that a forward keeps for the backward pass, each tensor counted once."""
     kept: dict[int, torch.Tensor] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        kept[tensor.data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: kept.setdefault(tensor.data_ptr(), tensor), lambda tensor: tensor
+    ):
         model(ids)
     return sum(tensor.numel() for tensor in kept.values())
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_generation_is_unchanged_by_the_hook(
-    cached: bool, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    batch = pad_rows([tokenizer("A: 8/8")["input_ids"], tokenizer("P: ")["input_ids"]], 0)
+def test_generation_is_unchanged_by_the_hook(cached: bool, tokenizer: Any) -> None:
+    batch = pad_rows(tokenizer(["A: 8/8", "P: "])["input_ids"], 0)
     model = loading.load_model("rookworld-nano")
     options = {"max_new_tokens": 12, "do_sample": False, "use_cache": cached, "pad_token_id": 0}
     plain = model.generate(**batch, **options)
@@ -126,32 +101,20 @@ def made(tmp_path: Path) -> Path:
     return tmp_path / "ran"
 
 
-@pytest.fixture
-def folder(start: str, made: Path) -> Path:
-    """A model whose weights are a pickle that runs code."""
-    Path(start, "model.safetensors").unlink()
-    torch.save({"x": Bomb(made)}, Path(start, "pytorch_model.bin"))
-    return Path(start)
-
-
-def test_a_pickle_is_refused_everywhere_by_one_message(folder: Path, made: Path) -> None:
+def test_a_pickle_is_refused_everywhere_by_one_message(start: str, made: Path) -> None:
+    folder = Path(start)
+    (folder / "model.safetensors").unlink()
+    torch.save({"x": Bomb(made)}, folder / "pytorch_model.bin")
     said = rf"the weights of '{folder}' are a pickle \(pytorch_model.bin\): only safetensors are"
     assert re.search(said, loading.check_model_name(str(folder))[0])
-    for load in (
-        loading.load_model,
-        RookWorld.from_pretrained,
-        lambda name: load_judge(JudgeSpec("judge", model=name)),
-    ):
+    for load in (loading.load_model, RookWorld.from_pretrained, load_judge):
         with pytest.raises(RookWorldError, match=said):
-            load(str(folder))
+            load(JudgeSpec("judge", model=start) if load is load_judge else start)
     assert not made.exists()
 
 
-def test_a_models_own_code_runs_only_if_it_is_asked_for(
-    tmp_path: Path, random_gpt2: GPT2LMHeadModel, made: Path
-) -> None:
-    folder = tmp_path / "model"
-    random_gpt2.save_pretrained(folder)
+def test_a_models_own_code_runs_only_if_it_is_asked_for(start: str, made: Path) -> None:
+    folder = Path(start)
     (folder / "own.py").write_text(
         "from pathlib import Path\n"
         "from transformers import GPT2Config, GPT2LMHeadModel\n"
@@ -165,11 +128,11 @@ def test_a_models_own_code_runs_only_if_it_is_asked_for(
     config["auto_map"] = {"AutoConfig": "own.OwnConfig", **dict.fromkeys(kinds, "own.Own")}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(RookWorldError, match="--trust_remote_code true on the command line"):
-        loading.load_model(str(folder))
+        loading.load_model(start)
     with pytest.raises(RookWorldError, match="could not be loaded"):  # nor is anybody asked
-        load_judge(JudgeSpec("judge", model=str(folder)))
+        load_judge(JudgeSpec("judge", model=start))
     assert not made.exists()
-    assert type(loading.load_model(str(folder), trust_remote_code=True)).__name__ == "Own"
+    assert type(loading.load_model(start, trust_remote_code=True)).__name__ == "Own"
     assert made.exists()
 
 

@@ -1,6 +1,3 @@
-"""A reward that fails costs its rows, and beyond a limit the run."""
-
-import asyncio
 import functools
 import logging
 import math
@@ -11,6 +8,8 @@ import torch
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.rewards.guard import RewardGuard
+
+from ..rows import ASKED_E4, START
 
 PROMPTS = ["a"] * 4 + ["b"] * 4 + ["c"] * 4
 COMPLETIONS = [f"{prompt}{turn % 4}" for turn, prompt in enumerate(PROMPTS)]
@@ -37,25 +36,13 @@ class Scored:
         guard = RewardGuard()
         guard.limit = limit
         self.metrics: dict[str, float] = {}
-        self.extra: dict[str, list[Any]] = {}
-        self.logged: list[tuple[str, float]] = []
         self.funcs = guard.around(list(funcs))
-        columns = []
-        for func in self.funcs:
-            found = func(
-                prompts=PROMPTS,
-                completions=COMPLETIONS,
-                trainer_state=None,
-                log_extra=lambda name, values: self.extra.setdefault(name, []).extend(values),
-                log_metric=lambda name, value: self.logged.append((name, value)),
-            )
-            columns.append(asyncio.run(found) if asyncio.iscoroutine(found) else found)
+        columns = [func(prompts=PROMPTS, completions=COMPLETIONS) for func in self.funcs]
         given = [[math.nan if n is None else n for n in column] for column in columns]
         self.rewards = guard.settle(torch.tensor(given).T, self.metrics.update)
 
     @property
     def lost(self) -> list[int]:
-        """Rows without any reward."""
         assert (self.rewards.isnan().all(1) == self.rewards.isnan().any(1)).all()
         return self.rewards.isnan().all(1).nonzero().flatten().tolist()
 
@@ -80,19 +67,16 @@ def test_what_is_no_number_costs_its_row(bad: Any) -> None:
 
 
 def test_a_wrong_number_of_values_costs_the_rows_of_that_prompt() -> None:
-    def skipping(completions: list[str], **_: Any) -> torch.Tensor:
-        return torch.tensor([1.0 for text in completions if text != "c0"])
-
-    assert Scored(skipping).lost == [*C], "tensors are lists of numbers"
+    skipping = Scored(
+        lambda completions, **_: torch.tensor([1.0 for t in completions if t != "c0"])
+    )
+    assert skipping.lost == [*C], "tensors are lists of numbers"
 
 
 def test_above_the_limit_the_first_failure_is_the_message() -> None:
-    with pytest.raises(RookWorldError) as caught:
+    said = r"the reward reward raised KeyError: 'planted' \(test_guard.py, line \d+\); 4 of 12 "
+    with pytest.raises(RookWorldError, match=said + ".* more than 30% of the batch"):
         Scored(numbers, failing_at("a0"), limit=0.3)
-    said = str(caught.value)
-    assert "the reward reward raised KeyError: 'planted' (test_guard.py, line " in said
-    assert "; 4 of 12 completions are unscored" in said and "more than 30% of the batch" in said
-    assert "on process" not in said, "there is one"
 
 
 def test_a_reward_that_is_asked_in_two_calls_fails_on_the_rows_of_both_and_is_shown_once(
@@ -121,20 +105,18 @@ def test_rewards_of_our_own_are_not_asked_again() -> None:
 
 
 def test_rows_of_other_tasks_are_not_lost() -> None:
-    environment, policy = "A: 8/8/8/8/8/4k3/8/4K3 w - - 0 1+", "P: 8/8/8/8/8/4k3/8/4K3 w - - 0 1 "
-    guard = RewardGuard()
+    guard, reward = RewardGuard(), failing_at("bad")
     guard.limit = 0.5
-    reward = failing_at("bad")
+    metrics: dict[str, float] = {}
     vars(reward)["tasks"] = ("environment",)
     (func,) = guard.around([reward])
-    func(prompts=[environment, policy], completions=["bad", "bad"])
-    metrics: dict[str, float] = {}
+    func(prompts=[ASKED_E4, f"P: {START}"], completions=["bad", "bad"])
     rewards = guard.settle(torch.tensor([[math.nan], [math.nan]]), metrics.update)
     assert metrics["rewards/reward/unscored"] == 0.5 and rewards.isnan().all()
 
 
 def test_a_call_that_logs_nothing_does_not_leave_an_earlier_batch_beside_its_rows() -> None:
-    turns = iter((False, True))
+    turns, extra = iter((False, True)), []
 
     def reward(completions: list[str], log_extra: Any, **_: Any) -> Any:
         if len(completions) == len(COMPLETIONS) and next(turns):
@@ -142,11 +124,10 @@ def test_a_call_that_logs_nothing_does_not_leave_an_earlier_batch_beside_its_row
         log_extra("text", completions)
         return numbers(completions)
 
-    guard, extra = RewardGuard(), []
-    (guarded,) = guard.around([reward])
+    (guarded,) = RewardGuard().around([reward])
     for _ in range(2):
-        given = {"log_extra": lambda name, values: extra.append(values), "trainer_state": None}
-        guarded(prompts=PROMPTS, completions=COMPLETIONS, **given)
+        log = {"log_extra": lambda name, values: extra.append(values)}
+        guarded(prompts=PROMPTS, completions=COMPLETIONS, **log)
     assert extra == [COMPLETIONS, [None] * len(COMPLETIONS)]
 
 
@@ -164,22 +145,14 @@ def test_a_group_leaves_out_what_is_unscored(build: Any) -> None:
     def constant(completions: list[str], **_: Any) -> list[float]:
         return [100.0] * len(completions)
 
-    options = {"preflight": False, "eval_on_start": True, "logging_steps": 1}
-    trainer = build(reward_funcs=[uneven, constant], **options)
+    trainer = build(reward_funcs=[uneven, constant])
     trainer.reward_guard.limit = 0.25
-    advantages = []
-    sample = trainer.sample
-
-    def kept(inputs: Any) -> Any:
-        advantages.append(sample(inputs))
-        return advantages[-1]
-
-    trainer.sample = kept
-    trainer.train()
-    by_group = advantages[0]["advantages"].view(-1, 4)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    by_group = trainer.sample(next(iter(trainer.get_train_dataloader())))["advantages"].view(-1, 4)
     assert by_group[:, 0].tolist() == [0, 0], "not that of a reward of 0"
     assert by_group[0].tolist() == pytest.approx([0, -1, 0, 1], abs=1e-3)
-    logged = next(entry for entry in trainer.state.log_history if "reward" in entry)
-    assert logged["reward"] == 102 and logged["rewards/unscored"] == 0.25
-    assert logged["rewards/uneven/unscored"] == 0.25 and logged["rewards/constant/unscored"] == 0
-    assert logged["health/unscored"] == 0.25
+    logged = trainer._metrics["train"]
+    assert logged["reward"] == [102] and logged["health/unscored"] == [0.25]
+    unscored = [logged[f"rewards/{name}unscored"] for name in ("", "uneven/", "constant/")]
+    assert unscored == [[0.25], [0.25], [0]]

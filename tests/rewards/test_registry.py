@@ -1,20 +1,21 @@
+import functools
+import importlib
+import pickle
+import sys
+from pathlib import Path
 from typing import Any
 
-import chess
 import pytest
 
-from rookworld_rlvr.common.errors import ConfigurationError
-from rookworld_rlvr.engine.labeller import Labeller
+from rookworld_rlvr import data
+from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.engine.truth import PolicyTruth
-from rookworld_rlvr.rewards.registry import (
-    check_reward_specs,
-    get_reward_funcs,
-    known_rewards,
-    tasks_of,
-)
+from rookworld_rlvr.rewards import environment_exact, get_reward_funcs
+from rookworld_rlvr.rewards.registry import check_reward_specs, known_rewards, tasks_of
 
-from ..conftest import Means
-from ..engines import POSITIONS, FakeLabeller, engine_arguments
+from ..conftest import REPOSITORY, Means, history, ran
+from ..docs.pages import fences
+from ..engines import POSITIONS, FakeLabeller, fake_values
 from ..rows import AFTER_E4, ASKED_E4, PAWN_VALUES, PAWNS, RIGHT_E4, START, column
 
 NAMED = AFTER_E4.replace(" - ", " e3 ")  # the public data's fault
@@ -24,7 +25,6 @@ FILL_IN_PROMPT = f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+0.001+0+0+"
 PERFECT = "M: g2g4 f2f4 h1g1 h2h4 g2g3 E: 1.0 1.0 0.0 0.5 0.0 B: g2g4"
 
 
-# --- Numbers --------------------------------------------------------------------------------------
 # Right; en passant square named; suffix wrong but for `truncated`; the board unchanged; unreadable.
 ENVIRONMENT_COMPLETIONS = [
     f"{RIGHT_E4}<|endoftext|>",
@@ -73,12 +73,11 @@ FILL_IN_NUMBERS: list[tuple[str, list[float]]] = [
     ("fill_in_similarity", [1, 0.95 * 3 / 4, 0, 0]),  # by letters of e2e4
     ("fill_in_format", [1, 1, 1, 0]),
 ]
-POLICY_ONLY = [name for name, _ in POLICY_NUMBERS]
-ENVIRONMENT_ONLY = [name for name, _ in ENVIRONMENT_NUMBERS]
-FILL_IN_ONLY = [name for name, _ in FILL_IN_NUMBERS]
+ENVIRONMENT_ONLY, POLICY_ONLY, FILL_IN_ONLY = (
+    [name for name, _ in numbers]
+    for numbers in (ENVIRONMENT_NUMBERS, POLICY_NUMBERS, FILL_IN_NUMBERS)
+)
 NAMES = sorted({*POLICY_ONLY, *ENVIRONMENT_ONLY, *FILL_IN_ONLY, "graduated"})
-
-
 ENVIRONMENT = (ASKED_E4, ENVIRONMENT_COMPLETIONS)
 POLICY = (POLICY_PROMPT, POLICY_COMPLETIONS)
 FILL_IN = (FILL_IN_PROMPT, FILL_IN_COMPLETIONS)
@@ -116,10 +115,8 @@ POLICY_SHAPINGS: list[tuple[dict[str, Any], list[float]]] = [
     ({}, [1, 0.8, 0.6, 0.4, 0.2, -0.3]),
     ({"shaping": "binary"}, [1, 0, 0, 0, 0, -0.3]),
     # The components of the policy are continuous already.
-    *(
-        ({"shaping": name}, [1, 0.930550, 0.811143, 0.453333, 0.2, -0.3])
-        for name in ("linear", "continuous")
-    ),
+    ({"shaping": "linear"}, [1, 0.930550, 0.811143, 0.453333, 0.2, -0.3]),
+    ({"shaping": "continuous"}, [1, 0.930550, 0.811143, 0.453333, 0.2, -0.3]),
 ]
 LADDERS = [
     *((ASKED_E4, ENVIRONMENT_LADDER, *shaping) for shaping in ENVIRONMENT_SHAPINGS),
@@ -147,12 +144,10 @@ def test_numbers(asked: tuple[str, list[str]], spec: Any, numbers: list[float]) 
 
 
 def test_every_reward_has_numbers_here_and_its_name_stays() -> None:
-    assert (
-        sorted(known_rewards()) == NAMES
-    )  # dashboard keys: a new name breaks the boards of old runs
+    """The names are keys of dashboards: another one breaks the boards of old runs."""
+    assert sorted(known_rewards()) == NAMES
 
 
-# --- Rows that a reward does not apply to ---------------------------------------------------------
 def test_a_mixed_batch_gets_none_for_the_other_task_and_an_empty_one_nothing() -> None:
     for reward in get_reward_funcs(NAMES):
         numbers = reward(
@@ -167,26 +162,15 @@ def test_a_mixed_batch_gets_none_for_the_other_task_and_an_empty_one_nothing() -
         assert reward(prompts=[], completions=[]) == []
 
 
-@pytest.mark.parametrize("columns", [{}, {"action_values": [None]}, {"action_values": [[]]}])
-def test_a_policy_row_without_values_has_no_truth(columns: dict[str, Any]) -> None:
+def test_a_policy_row_without_values_has_no_truth() -> None:
     for reward in get_reward_funcs([*POLICY_ONLY, "graduated"]):
-        assert reward(prompts=[POLICY_PROMPT], completions=[PERFECT], **columns) == [None]
+        assert reward([POLICY_PROMPT], [PERFECT]) == [None]
+        for values in (None, list[Any]()):
+            logged = Means()
+            assert reward([POLICY_PROMPT], [PERFECT], [values], log_metric=logged.log) == [None]
+            assert logged == {f"rewards/{reward.__name__}/without_truth": 1}
 
 
-def test_rows_without_truth_are_a_share_of_the_rows_that_the_reward_judges() -> None:
-    logged = Means()
-    (reward,) = get_reward_funcs([{"name": "policy_best_move"}])
-    numbers = reward(
-        prompts=[ASKED_E4, *[POLICY_PROMPT] * 3],
-        completions=["", *[PERFECT] * 3],
-        action_values=[None, None, ACTION_VALUES, ACTION_VALUES],
-        log_metric=logged.log,
-    )
-    assert numbers == [None, None, 1.0, 1.0]
-    assert logged == {"rewards/policy_best_move/without_truth": pytest.approx(1 / 3)}
-
-
-# --- Truth by the engine --------------------------------------------------------------------------
 def test_the_engine_is_asked_once_for_all_policy_rows_of_a_batch() -> None:
     labeller = FakeLabeller()
     (reward,) = get_reward_funcs(["policy_rank"], PolicyTruth(labeller))
@@ -200,7 +184,7 @@ def test_the_engine_is_asked_once_for_all_policy_rows_of_a_batch() -> None:
     assert numbers == [None, 1.0, 0.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("name", [*POLICY_ONLY, "graduated"])
+@pytest.mark.parametrize("name", ["policy_best_move", "graduated"])
 def test_a_row_that_the_engine_gave_up_on_has_no_reward_and_is_counted(name: str) -> None:
     logged = Means()
     truth = PolicyTruth(FakeLabeller(refuse=[POSITIONS[1]]))
@@ -212,60 +196,38 @@ def test_a_row_that_the_engine_gave_up_on_has_no_reward_and_is_counted(name: str
         log_metric=logged.log,
     )
     assert first is not None and first > 0 and second is None
-    share = 1 / 3 if name == "graduated" else 1 / 2
-    assert logged[f"rewards/{name}/without_truth"] == pytest.approx(share)
-    assert logged["engine/given_up"] == 1
+    share = 1 / 3 if name == "graduated" else 1 / 2  # of the rows that the reward judges
+    assert logged == {f"rewards/{name}/without_truth": pytest.approx(share), "engine/given_up": 1}
 
 
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        "P: hello",
-        "P: ",
-        "P: 8/8/8/8/8/8/8/8 w - - 0 1",  # no kings
-        "P: 4k3/4R3/8/8/8/8/8/4K3 w - - 0 1",  # a king could be taken
-        "P: 7k/5KQ1/8/8/8/8/8/8 b - - 0 1",  # mated
-        "P: k7/2Q5/1K6/8/8/8/8/8 b - - 0 1",  # stalemate
-    ],
-)
-@pytest.mark.parametrize("values", [None, ACTION_VALUES])
-def test_a_policy_prompt_without_a_move_to_choose_has_no_truth(values: Any, prompt: str) -> None:
+def test_a_policy_prompt_without_a_move_to_choose_has_no_truth() -> None:
+    no_kings, taken = "8/8/8/8/8/8/8/8 w - - 0 1", "4k3/4R3/8/8/8/8/8/4K3 w - - 0 1"
+    mated, stalemate = "7k/5KQ1/8/8/8/8/8/8 b - - 0 1", "k7/2Q5/1K6/8/8/8/8/8 b - - 0 1"
+    prompts = [f"P: {text}" for text in (no_kings, taken, mated, stalemate, "hello", "")]
     labeller = FakeLabeller()
     for reward in get_reward_funcs(POLICY_ONLY, PolicyTruth(labeller)):
-        numbers = reward([prompt, POLICY_PROMPT], [PERFECT] * 2, [values] * 2)
-        assert numbers[0] is None and numbers[1] is not None
-    assert all(call == [POLICY_PROMPT.removeprefix("P: ")] for call in labeller.calls)
+        for values in (None, ACTION_VALUES):
+            numbers = reward([POLICY_PROMPT, *prompts], [PERFECT] * 7, [values] * 7)
+            assert numbers[0] is not None and numbers[1:] == [None] * 6
+    assert all(call == [PAWNS] for call in labeller.calls)
 
 
-def test_the_engine_and_its_values_stored_give_the_same_rewards(stockfish: str) -> None:
-    args = engine_arguments(stockfish)
-    rows = []
+def test_the_engine_and_its_values_stored_give_the_same_rewards() -> None:
+    specs, labeller = [*POLICY_ONLY, "graduated"], FakeLabeller()
+    prompts, completions, stored = [], [], []
     for fen in POSITIONS:
-        moves = [move.uci() for move in chess.Board(fen).legal_moves]
-        rows += [
-            (f"P: {fen}", f"M: {' '.join(moves[:5])} E: 0.1 -2.0 B: {move}")
-            for move in (*moves, "a1a1")
-        ]
-    prompts, completions = map(list, zip(*rows, strict=True))
-    with Labeller(args) as labeller:
-        values = labeller.values([prompt.removeprefix("P: ") for prompt in prompts])
-    stored_values = [column(one) for one in values if one is not None]
-    specs = [*POLICY_ONLY, "graduated"]
-    rewards = {}
-    with Labeller(args) as labeller:
-        truth = PolicyTruth(labeller)
-        for stored, asked in zip(
-            get_reward_funcs(specs), get_reward_funcs(specs, truth), strict=True
-        ):
-            rewards[asked.__name__] = numbers = asked(prompts, completions)
-            assert numbers == stored(prompts, completions, stored_values)
-            assert None not in numbers
-        assert labeller.searched == len(POSITIONS)
-    ranks = rewards["policy_rank"]
-    assert min(ranks) == 0 and max(ranks) == 1 and len(set(ranks)) > 5
+        moves = [*fake_values(fen)]
+        completions += [f"M: {' '.join(moves[:5])} E: 0.1 -2.0 B: {m}" for m in [*moves, "a1a1"]]
+        prompts += [f"P: {fen}"] * (len(moves) + 1)
+        stored += [column(fake_values(fen))] * (len(moves) + 1)
+    asked = get_reward_funcs(specs, PolicyTruth(labeller))
+    for func, by_engine in zip(get_reward_funcs(specs), asked, strict=True):
+        numbers = by_engine(prompts, completions)
+        assert numbers == func(prompts, completions, stored) and None not in numbers
+        if func.__name__ == "policy_rank":
+            assert min(numbers) == 0 and max(numbers) == 1 and len(set(numbers)) > 5
 
 
-# --- The registry ---------------------------------------------------------------------------------
 def test_a_weight_is_the_trainers_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     get_reward_funcs(["environment_exact", {"name": "graduated", "weight": 1.0}])
     assert not caplog.messages
@@ -274,9 +236,9 @@ def test_a_weight_is_the_trainers_and_says_so(caplog: pytest.LogCaptureFixture) 
 
 
 def test_tasks_of_a_list_of_rewards() -> None:
-    assert tasks_of([{"name": name} for name in POLICY_ONLY]) == {"policy"}
-    assert tasks_of([{"name": name} for name in ENVIRONMENT_ONLY]) == {"environment"}
-    assert tasks_of([{"name": name} for name in FILL_IN_ONLY]) == {"fill_in"}
+    own = {"policy": POLICY_ONLY, "environment": ENVIRONMENT_ONLY, "fill_in": FILL_IN_ONLY}
+    for task, names in own.items():
+        assert tasks_of([{"name": name} for name in names]) == {task}
     assert tasks_of([{"name": "graduated"}]) == {"environment", "policy"}
 
 
@@ -304,8 +266,70 @@ def test_all_faults_are_reported_together() -> None:
     assert check_reward_specs([{"name": name, "weight": 0.5} for name in NAMES]) == []
     bad: list[Any] = ["policy_formt", {"name": "graduated", "shaping": "cubic", "wait": 1}]
     bad += [{"name": "asymmetric"}, {"name": "asymmetric", "weight": 2.0}]
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(ConfigurationError, match="'asymmetric' appears twice") as caught:
         get_reward_funcs(bad)
     assert len(caught.value.faults) == 4
-    for words in ("policy_formt", "cubic", "'wait'", "'asymmetric' appears twice"):
-        assert words in str(caught.value)
+
+
+WRONG = f"{NAMED}+0.001+0+0"
+
+
+def test_every_reward_is_a_function_of_the_module() -> None:
+    assert not hasattr(importlib.import_module("rookworld_rlvr.rewards"), "environment_exac")
+    for name, said in known_rewards().items():
+        path, _, attribute = f"rookworld_rlvr.rewards.{name}".rpartition(".")  # as `trl grpo` does
+        func = getattr(importlib.import_module(path), attribute)
+        assert func.__name__ == name  # TRL logs it under this name
+        assert said.meaning in func.__doc__ and f"Range: {said.range}." in func.__doc__
+        assert pickle.loads(pickle.dumps(func)) is func
+    package = importlib.import_module("rookworld_rlvr")
+    assert all(name in dir(package) for name in ("RookWorld", "rewards", "training"))
+
+
+def test_a_plain_name_is_a_reward_with_its_defaults() -> None:
+    first, second = get_reward_funcs(["graduated", {"name": "environment_state", "weight": 2.0}])
+    assert (first.__name__, second.__name__) == ("graduated", "environment_state")
+    assert first([ASKED_E4], [WRONG]) == [0.8]
+    with pytest.raises(ConfigurationError, match="did you mean environment_exact"):
+        get_reward_funcs(["environment_exac"])
+
+
+def chat(*contents: str) -> list[dict[str, str]]:
+    return [{"role": "any", "content": content} for content in contents]
+
+
+def test_of_a_chat_the_last_message_is_read() -> None:
+    prompts = [chat("You are a chess engine.", ASKED_E4)] * 2
+    assert environment_exact(prompts, [chat(RIGHT_E4), chat(WRONG)]) == [1.0, 0.0]
+    assert environment_exact([ASKED_E4], [chat(RIGHT_E4)]) == [1.0]
+
+
+@pytest.mark.parametrize(
+    "said", [None, [], [5], [{"role": "assistant"}], [{"content": [RIGHT_E4]}]]
+)
+def test_what_is_neither_text_nor_a_chat_is_refused(said: Any) -> None:
+    with pytest.raises(RookWorldError, match="as a prompt or completion: give text, or"):
+        environment_exact([ASKED_E4], [said])
+
+
+def test_rewards_and_rows_wait_for_no_trainer() -> None:
+    code = "import sys, rookworld_rlvr.data, rookworld_rlvr.rewards; print(*sys.modules)"
+    heavy = {"torch", "transformers", "trl", "accelerate", "rookworld_rlvr.training"}
+    assert not heavy & {*ran(sys.executable, "-c", code).stdout.split()}
+
+
+def test_the_script_of_the_page_trains_with_trl_alone(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = REPOSITORY / "docs" / "plain_trl.md"
+    text = next(text for language, text in fences(page) if language == "python")
+    assert len([line for line in text.splitlines() if line]) <= 18
+    few = functools.partial(data.load_rows, max_rows=300, synthetic_rows=100)
+    monkeypatch.setattr(data, "load_rows", few)
+    exec(compile(text, str(page), "exec"), {})
+    logged = history("runs/plain_trl/checkpoint-3")[:3]
+    # random weights write nothing that can be read: 0 of each task, and no row is without its truth
+    for name in ("environment_state", "policy_best_move"):
+        assert {step.get(f"rewards/{name}/without_truth", 0.0) for step in logged} == {0.0}
+        assert all(step[f"rewards/{name}/mean"] in (0.0, None) for step in logged)
+    assert [step["reward"] for step in logged] == [0.0] * 3
+    assert Path("runs/plain_trl/model.safetensors").exists()

@@ -1,7 +1,4 @@
-"""Run by two processes: three steps with taught answers and the supervised term, on three tasks.
-
-It finds the sum of the weights, and how many rows were taught.
-"""
+"""Run by two processes: three steps with taught answers and the supervised term, on three tasks."""
 
 from pathlib import Path
 from typing import Any
@@ -12,37 +9,27 @@ from rookworld_rlvr.training.config import RookWorldGRPOConfig
 
 from ...conftest import NOT_KEPT, mixed_rows, packaged_trainer
 
-REWARDS = [{"name": name} for name in ("environment_exact", "policy_best_move", "fill_in_exact")]
+REWARDS = ["environment_exact", "policy_best_move", "fill_in_exact"]
+TASKS = ["environment", "policy", "fill_in"]
 
 
 def main(folder: Path) -> dict[str, Any]:
-    args = RookWorldGRPOConfig(
-        output_dir=str(folder / "run"),
-        rewards=REWARDS,
-        per_device_train_batch_size=12,
-        num_generations=4,
-        max_completion_length=64,
-        max_steps=3,
-        learning_rate=1e-4,
-        zero_variance="teach",
-        sft_coef=0.1,
-        task_phases=[{"environment": 0.34, "policy": 0.33, "fill_in": 0.33}],
-        **NOT_KEPT,
-    )
-    tasks = ["environment", "policy", "fill_in"]
-    data = load_data(DataArguments(tasks=tasks, heldout_rows=8, synthetic_fill_in_rows=60))
-    rows = mixed_rows(data.train, tasks=tasks)
-    trainer = packaged_trainer(args, get_reward_funcs(REWARDS), data, rows)
+    options: dict[str, Any] = {"per_device_train_batch_size": 12, "num_generations": 4}
+    options |= {"max_completion_length": 64, "max_steps": 3, "learning_rate": 1e-4}
+    options |= {"zero_variance": "teach", "sft_coef": 0.1, "rewards": REWARDS, **NOT_KEPT}
+    options["task_phases"] = [{"environment": 0.34, "policy": 0.33, "fill_in": 0.33}]
+    args = RookWorldGRPOConfig(str(folder / "run"), **options)
+    data = load_data(DataArguments(tasks=TASKS, heldout_rows=8, synthetic_fill_in_rows=60))
+    rows = mixed_rows(data.train, tasks=TASKS)
+    trainer: Any = packaged_trainer(args, get_reward_funcs(REWARDS), data, rows)
     taught: list[int] = []
     loss = trainer.loss
 
     def watch(model: Any, batch: dict[str, Any]) -> Any:
-        assert "teaching" in trainer.parts
         taught.append(int(trainer.parts["teaching"].scored(batch).sum()))
         return loss(model, batch)
 
-    watched: Any = trainer
-    watched.loss = watch
+    trainer.loss = watch
     trainer.train()
     weights = next(trainer.model.parameters()).double().sum().item()
     return {"weights": weights, "taught": sum(taught)}

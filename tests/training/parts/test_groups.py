@@ -1,5 +1,3 @@
-"""Groups without signal are kept, replaced or left out, and prompts are drawn as asked."""
-
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +7,6 @@ import pytest
 import torch
 
 from rookworld_rlvr.tasks.registry import score_row, task_of
-from rookworld_rlvr.training.parts import zero_variance
 from rookworld_rlvr.training.parts.kl import KLTerm
 from rookworld_rlvr.training.parts.part import Sampled, whole
 from rookworld_rlvr.training.parts.zero_variance import fill, next_round
@@ -22,7 +19,6 @@ P, E, F = "policy", "environment", "fill_in"
 
 
 def drawn(tasks: list[str], signal: list[bool]) -> Sampled:
-    """A round of groups."""
     return Sampled(tasks, signal, [], {}, torch.zeros(0), {}, signal)
 
 
@@ -31,7 +27,6 @@ def only_policy_differs(prompts: list[str], **_: Any) -> list[float]:
     return [float(i % 2) if task_of(p) == P else 0.25 for i, p in enumerate(prompts)]
 
 
-# --- Which group stands where ---------------------------------------------------------------------
 def test_places_are_filled_by_groups_of_their_task_first() -> None:
     first = drawn([P, E, P, E], [True, False, False, True])
     extra = drawn([P, E, P], [True, True, True])
@@ -61,7 +56,6 @@ def test_rounds_are_as_large_as_what_is_missing_asks_and_end() -> None:
     assert next_round([uneven], 2, most_extra=16) == 3, "the process that misses most: 2 / 0.75"
 
 
-# --- In the trainer -------------------------------------------------------------------------------
 @pytest.fixture
 def varied(build: Callable[..., Any]) -> Any:
     """A trainer on mixed rows whose rewards differ for policy prompts only, and a batch."""
@@ -75,61 +69,40 @@ def varied(build: Callable[..., Any]) -> Any:
     return make
 
 
+def texts(trainer: Any, batch: dict[str, Any], part: str = "prompt") -> list[str]:
+    rows = zip(batch[f"{part}_ids"], batch[f"{part}_mask"].bool(), strict=True)
+    ids = [row[mask] for row, mask in rows]
+    return trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
+
+
 def tasks_in(trainer: Any, batch: dict[str, Any]) -> list[str]:
-    decode = trainer.processing_class.decode
-    rows = zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)
-    return [task_of(decode(ids[mask.bool()])) for ids, mask in rows]
+    return [task_of(text) for text in texts(trainer, batch)]
 
 
 def test_kept_groups_are_counted(varied: Any) -> None:
     trainer, batch = varied()
     silent = tasks_in(trainer, batch).count(E) / 32
-    numbers = trainer._metrics["train"]
-    assert 0 < silent < 1
-    assert numbers["zero_variance/sampled"] == numbers["zero_variance/trained"] == [silent]
-    assert numbers["zero_variance/extra_prompts"] == [0]
-    assert trainer.prompt_sampler is None, "TRL's own sampler does"
-
-
-def test_what_is_logged_of_samples_is_of_the_batch_s_own_prompts(
-    varied: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rounds, once = [], RookWorldGRPOTrainer.sample_round
-
-    def noted(trainer: Any, rows: Any) -> Sampled:
-        rounds.append(once(trainer, rows))
-        return rounds[-1]
-
-    monkeypatch.setattr(RookWorldGRPOTrainer, "sample_round", noted)
-    trainer, _ = varied(zero_variance="resample")
-    assert len(rounds) > 1
     logged = trainer._metrics["train"]
-    rewards = rounds[0].rewards
-    assert logged["reward"] == pytest.approx([rewards.mean().item()])
-    assert logged["reward_std"] == pytest.approx([rewards.std().item()])
-    assert logged["reward/policy"] == [0.5] and logged["reward/environment"] == [0.25]
-    tokens = sum(
-        int(one.batch[f"{part}_mask"].sum()) for one in rounds for part in ("prompt", "completion")
-    )
-    assert logged["num_tokens"] == [tokens], "but all of them were processed"
-
-
-def not_in_binary(completions: list[str], **_: Any) -> list[float]:
-    """In single precision the mean of eight times 0.7, and of eight times 1.7, is another number."""
-    return [0.7 + i // 8 % 2 for i in range(len(completions))]
+    assert 0 < silent < 1 and logged["zero_variance/extra_prompts"] == [0]
+    assert logged["zero_variance/sampled"] == logged["zero_variance/trained"] == [silent]
+    assert trainer.prompt_sampler is None, "TRL's own sampler does"
 
 
 @pytest.mark.parametrize("baseline", ["group_mean", "leave_one_out", "adaptive"])
 def test_equal_rewards_have_no_advantage_whatever_they_are(varied: Any, baseline: str) -> None:
-    trainer, batch = varied(not_in_binary, num_generations=8, baseline=baseline)
+    """In single precision the mean of eight times 0.7, and of eight times 1.7, is another number."""
+    trainer, batch = varied(
+        lambda prompts, **_: [0.7 + i // 8 % 2 for i in range(len(prompts))],
+        num_generations=8,
+        baseline=baseline,
+    )
     assert batch["advantages"].dtype == torch.float32 and not batch["advantages"].any()
     assert trainer._metrics["train"]["frac_reward_zero_std"] == [1.0]
 
 
 def test_the_mean_log_prob_counts_tokens_that_are_certain(varied: Any) -> None:
-    trainer, batch = varied(
-        lambda prompts, **_: [i % 2 for i in range(len(prompts))], temperature=0.05
-    )
+    options = {"reward_funcs": [lambda prompts, **_: [i % 2 for i, _ in enumerate(prompts)]]}
+    trainer, batch = varied(temperature=0.05, **options)
     trainer.compute_loss(trainer.model, batch)
     trainer.settle()
     logps, mask = trainer.log_probs(trainer.model, *whole(batch)).logps, batch["completion_mask"]
@@ -138,69 +111,61 @@ def test_the_mean_log_prob_counts_tokens_that_are_certain(varied: Any) -> None:
     assert trainer._metrics["train"]["mean_logp"] == pytest.approx([expected], rel=1e-5)
 
 
-@pytest.mark.parametrize("scale", ["group", "batch", "none"])
-def test_resampling_fills_the_batch_with_groups_that_carry_signal(varied: Any, scale: str) -> None:
-    trainer, batch = varied(zero_variance="resample", scale_rewards=scale)
-    assert batch["advantages"].abs().min() > 0.1
-    logged = sorted(list(trainer.completion_log()["advantages", ""])[-32:])
-    assert logged == pytest.approx(sorted(batch["advantages"].tolist()), abs=1e-6)
-    assert tasks_in(trainer, batch) == [P] * 32
-    numbers = {name: values[-1] for name, values in trainer._metrics["train"].items()}
-    assert numbers["zero_variance/trained"] == 0
-    assert numbers["zero_variance/sampled"] > 0.2
-    assert 0 < numbers["zero_variance/extra_prompts"] <= 4 * 8
-    sizes = {key: tensor.size(0) for key, tensor in batch.items() if tensor.dim()}
-    assert set(sizes.values()) == {32}
-    assert batch["num_items_in_batch"] == batch["completion_mask"].sum()
+@pytest.mark.parametrize(
+    ("scale", "deviation"), [("group", 0.57735), ("batch", 0.50800), ("none", 1 - 1e-4)]
+)
+def test_resampling_fills_the_batch_with_groups_that_carry_signal(
+    varied: Any, scale: str, deviation: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds, once = [], RookWorldGRPOTrainer.sample_round
+
+    def noted(trainer: Any, rows: Any) -> Sampled:
+        rounds.append(once(trainer, rows))
+        return rounds[-1]
+
+    monkeypatch.setattr(RookWorldGRPOTrainer, "sample_round", noted)
+    options = {"zero_variance": "resample", "num_iterations": 2, "beta": 0.0}
+    trainer, batch = varied(scale_rewards=scale, **options)
     # 0, 1, 0, 1 in every group, so in the batch as well.
-    deviation = {"group": 0.57735, "batch": 0.50800, "none": 1 - 1e-4}[scale]
-    assert batch["advantages"].abs().tolist() == pytest.approx(
-        [0.5 / (deviation + 1e-4)] * 32, rel=1e-3
-    )
-
-
-def test_what_is_logged_is_what_is_trained_on(varied: Any) -> None:
-    """Also with the sampler's log-probs, which are of the completions that were merged."""
-    trainer, batch = varied(zero_variance="resample", num_iterations=2, beta=0.0)
-
-    def texts(name: str) -> list[str]:
-        pairs = zip(batch[f"{name}_ids"], batch[f"{name}_mask"].bool(), strict=True)
-        rows = [ids[kept] for ids, kept in pairs]
-        return trainer.processing_class.batch_decode(rows, skip_special_tokens=True)
-
-    logs = trainer._logs
-    trained = set(zip(texts("prompt"), texts("completion"), strict=True))
-    assert set(zip(logs["prompt"], logs["completion"], strict=True)) == trained
+    expected = pytest.approx([0.5 / (deviation + 1e-4)] * 32, rel=1e-3)
+    assert batch["advantages"].abs().tolist() == expected
+    assert tasks_in(trainer, batch) == [P] * 32
+    assert {tensor.size(0) for tensor in batch.values() if tensor.dim()} == {32}
+    assert batch["num_items_in_batch"] == batch["completion_mask"].sum()
+    # The completions that are logged, and the log-probs of the sampler, are those trained on.
+    logs, names = trainer._logs, ("prompt", "completion")
+    trained = set(zip(*(texts(trainer, batch, name) for name in names), strict=True))
+    assert set(zip(*(logs[name] for name in names), strict=True)) == trained
     assert sorted(logs["advantages"]) == pytest.approx(sorted(batch["advantages"].tolist()))
     assert set(logs["rewards"]["only_policy_differs"]) == {0.0, 1.0}
     with torch.no_grad():
         now = trainer.log_probs(trainer.model, *whole(batch)).logps
     gap = (now - batch["old_per_token_logps"]) * batch["completion_mask"]
     assert gap.abs().max() < 1e-4
-
-
-def test_extra_prompts_are_bounded_where_nothing_has_signal(
-    varied: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(zero_variance, "MOST_EXTRA", 1.5)
-    trainer, batch = varied(lambda prompts, **_: [0.5] * len(prompts), zero_variance="resample")
-    assert trainer._metrics["train"]["zero_variance/extra_prompts"] == [12]
-    assert trainer._metrics["train"]["zero_variance/trained"] == [1]
-    assert not batch["advantages"].any() and batch["advantages"].size(0) == 32
+    # The rewards that are logged are those of the batch's own prompts.
+    logged, rewards = trainer._metrics["train"], rounds[0].rewards
+    assert logged["zero_variance/trained"] == [0] and logged["zero_variance/sampled"][0] > 0.2
+    assert 0 < logged["zero_variance/extra_prompts"][0] <= 4 * 8
+    assert logged["reward"] == pytest.approx([rewards.mean().item()])
+    assert logged["reward_std"] == pytest.approx([rewards.std().item()])
+    assert logged["reward/policy"] == [0.5] and logged["reward/environment"] == [0.25]
+    tokens = sum(one.batch[f"{name}_mask"].sum().item() for one in rounds for name in names)
+    assert len(rounds) > 1 and logged["num_tokens"] == [tokens], "but all of them were processed"
 
 
 @pytest.mark.parametrize(
     ("loss_type", "entropy_coef"),
-    [(name, 0.0) for name in ("grpo", "bnpo", "dr_grpo", "dapo", "sapo", "luspo")]
-    + [("grpo", 0.1), ("dapo", 0.1)],
+    [
+        *((name, 0.0) for name in ("grpo", "bnpo", "dr_grpo", "dapo", "sapo", "luspo")),
+        ("dapo", 0.1),
+    ],
 )
 def test_skipped_groups_are_out_of_the_loss(
     varied: Any, loss_type: str, entropy_coef: float
 ) -> None:
     """The entropy bonus is a mean over the tokens that are left, so nothing has to make up for it."""
     trainer, batch = varied(zero_variance="skip", loss_type=loss_type, entropy_coef=entropy_coef)
-    tasks = tasks_in(trainer, batch)
-    rows = torch.tensor([task == P for task in tasks])
+    rows = torch.tensor([task == P for task in tasks_in(trainer, batch)])
     assert not batch["completion_mask"][~rows].any() and batch["completion_mask"][rows].any()
     batch["ref_per_token_logps"] = torch.zeros_like(batch["completion_ids"], dtype=torch.float)
     trainer.args.beta = 0.1
@@ -210,16 +175,16 @@ def test_skipped_groups_are_out_of_the_loss(
     alone["advantages"] = alone["advantages"] / alone.pop("row_scale", 1)
     only = trainer.compute_loss(trainer.model, alone)
     assert ours.item() == pytest.approx(only.item(), rel=1e-4), "as if they had not been there"
-    assert trainer._metrics["train"]["zero_variance/trained"] == [0]
-    assert trainer._metrics["train"]["zero_variance/sampled"][0] > 0.2
+    logged = trainer._metrics["train"]
+    assert logged["zero_variance/trained"] == [0] and logged["zero_variance/sampled"][0] > 0.2
 
 
 def test_a_batch_without_any_signal_is_skipped_whole(varied: Any) -> None:
     trainer, batch = varied(lambda prompts, **_: [0.5] * len(prompts), zero_variance="skip")
     loss = trainer.compute_loss(trainer.model, batch)
     loss.backward()
-    gradients = [p.grad for p in trainer.model.parameters() if p.grad is not None]
-    assert loss.item() == 0 and not any(gradient.any() for gradient in gradients)
+    assert loss.item() == 0
+    assert not any(p.grad.any() for p in trainer.model.parameters() if p.grad is not None)
 
 
 def test_a_mixture_holds_in_every_batch(varied: Any) -> None:
@@ -232,10 +197,8 @@ def test_a_mixture_holds_in_every_batch(varied: Any) -> None:
     assert seen == [{P}, {E}, {P}, {E}]
 
 
-# --- Two processes --------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What each of two processes has found."""
     return on_two("two_processes", tmp_path_factory.mktemp("two"))
 
 
@@ -253,12 +216,9 @@ def test_two_processes_mix_three_tasks_in_one_batch(two: list[Any]) -> None:
     first, second = (found["tasks"] for found in two)
     logged, rows = first["logged"], [*first["rows"], *second["rows"]]
     assert len(first["rows"]) == len(second["rows"]) == 8
-    by_task: dict[str, list[Any]] = {}
-    for row in rows:
-        by_task.setdefault(task_of(row["prompt"]), []).append(row)
-    assert {task: len(of_task) for task, of_task in by_task.items()} == {E: 4, P: 4, F: 8}
-    for task, of_task in by_task.items():
-        assert logged[f"task/{task}"] == len(of_task) / 16
+    by_task = {task: [r for r in rows if task_of(r["prompt"]) == task] for task in TEMPERATURES}
+    for (task, of_task), count in zip(by_task.items(), (4, 4, 8), strict=True):
+        assert len(of_task) == count == logged[f"task/{task}"] * 16
         assert {round(row["temperature"], 6) for row in of_task} == {TEMPERATURES[task]}
         assert max(row["gap"] for row in of_task) <= 1e-4, "what is learnt from is what was drawn"
 
@@ -267,21 +227,17 @@ def test_two_processes_mix_three_tasks_in_one_batch(two: list[Any]) -> None:
         found = [score_row(r["prompt"], r["completion"], {"e2e4": 0}) for r in by_task[task]]
         return [score[component] for score in found if score is not None]
 
-    letters = [len(row["completion"]) for row in by_task[F]]
-    pairs = zip(scores(F, "exact"), letters, strict=True)
-    fill_in = [exact + 0.5 * length for exact, length in pairs]
-    for task, rewards in {E: scores(E, "state"), P: scores(P, "format"), F: fill_in}.items():
-        assert logged[f"reward/{task}"] == pytest.approx(statistics.fmean(rewards), abs=1e-5)
     # A reward's mean is over the rows of its own task.
-    assert logged["rewards/letters/mean"] == pytest.approx(statistics.fmean(letters))
-    assert len(set(letters)) > 1 and 0 < logged[f"reward/{E}"] < 1
+    for task, component in ((E, "state"), (P, "format"), (F, "exact")):
+        mean = pytest.approx(statistics.fmean(scores(task, component)), abs=1e-5)
+        assert logged[f"reward/{task}"] == logged[f"rewards/{task}_{component}/mean"] == mean
+    assert 0 < logged[f"reward/{E}"] < 1
 
 
 @pytest.mark.slow
 def test_a_reward_that_fails_on_one_process_ends_both(tmp_path: Path) -> None:
-    done = launch(
-        "--module", "tests.on_two", "tests.two_processes", str(tmp_path), "fail", code=None
-    )
+    words = ["--module", "tests.on_two", "tests.two_processes", str(tmp_path), "fail"]
+    done = launch(*words, code=None)
     assert done.returncode != 0
     said = "a reward failed: the reward uneven raised KeyError: 'planted' (two_processes.py, line "
     assert done.stderr.count(said) == 1, "on the first process that ends"

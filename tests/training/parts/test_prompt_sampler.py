@@ -1,5 +1,3 @@
-"""Which prompts come, how often, and that a run that goes on sees the same ones."""
-
 import itertools
 from collections import Counter
 from fractions import Fraction
@@ -16,7 +14,7 @@ from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.training.parts.prompt_sampler import Phase, PromptSampler, phases_of
 from rookworld_rlvr.training.parts.registry import PartArguments
 
-HALF = Fraction(1, 2)
+from ...conftest import ON_CPU
 
 
 def rows(environment: int = 30, policy: int = 20) -> Dataset:
@@ -45,67 +43,47 @@ def tasks_of(data: Dataset, batch: list[int]) -> Counter[str]:
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_the_layout_is_that_of_trls_sampler(shuffle: bool) -> None:
-    data = rows()
     shape: dict[str, Any] = {"mini_repeat_count": 4, "batch_size": 8, "repeat_count": 3}
-    theirs = list(RepeatSampler(data, **shape, shuffle=shuffle, seed=1))
-    sampler = PromptSampler(data, **shape, shuffle=shuffle, seed=1)
-    ours = list(sampler)
-    assert len(ours) == len(sampler) == len(theirs)
-    for block, whole in ((1, 4), (8 * 4, 8 * 4 * 3)):
-        for start in range(0, len(ours), whole):
-            for indices in (ours, theirs):
+    both = [kind(rows(), **shape, shuffle=shuffle) for kind in (PromptSampler, RepeatSampler)]
+    ours, theirs = map(list, both)
+    assert len(both[0]) == len(ours) == len(theirs)
+    for indices in (ours, theirs):
+        for block, whole in ((1, 4), (8 * 4, 8 * 4 * 3)):
+            for start in range(0, len(indices), whole):
                 parts = [indices[at : at + block] for at in range(start, start + whole, block)]
                 assert all(part == parts[0] for part in parts)
-    if not shuffle:
-        assert ours == theirs
+    assert shuffle or ours == theirs
 
 
 @pytest.mark.parametrize(
     ("share", "batch_size"), [(0.5, 5), (0.3, 4), (0.1, 8), (1 / 3, 8), (0.35, 20), (0, 3)]
 )
 def test_shares_hold_in_every_batch_and_exactly_over_all(share: float, batch_size: int) -> None:
-    data = rows()
+    data, mean, total = rows(), share * batch_size, 0
     drawn = sampler(data, batch_size, phases=phases({"policy": share, "environment": 1 - share}))
-    total = 0
     for number in range(120):
         batch = drawn.batch(number)
         policy = tasks_of(data, batch)["policy"]
-        assert len(batch) == batch_size and abs(policy - share * batch_size) < 1
+        assert len(batch) == batch_size and abs(policy - mean) < 1
         total += policy
-        assert abs(total - share * batch_size * (number + 1)) <= 0.5 + 1e-3
-    assert total == round(share * batch_size * 120)
+        assert abs(total - mean * (number + 1)) <= 0.5 + 1e-3
+    assert total == round(mean * 120)
 
 
-@pytest.mark.parametrize(
-    ("steps_per_batch", "expected"),
-    [
-        (1, "ppeeeppeeepp"),
-        (2, "peepepeepepe"),  # steps 0, 2, 4, 6, ...: a batch goes by the step it is drawn for
-        (HALF, "ppppeeeeeepp"),
-    ],
-)
-def test_phases_switch_at_their_step_and_come_again(
-    steps_per_batch: Fraction, expected: str
-) -> None:
-    data = rows(400, 400)
-    in_turn = phases({"steps": 2, "policy": 1}, {"steps": 3, "environment": 1.0})
-    drawn = sampler(data, phases=in_turn, steps_per_batch=steps_per_batch)
-    kinds = [set(tasks_of(data, drawn.batch(number))) for number in range(12)]
-    assert all(len(kind) == 1 for kind in kinds)
-    assert "".join(kind.pop()[0] for kind in kinds) == expected
-
-
-def test_a_last_phase_without_steps_lasts() -> None:
-    data = rows()
-    entries = {"steps": 2, "policy": 1}, {"policy": 0.25, "environment": 0.75}
-    drawn = sampler(data, phases=phases(*entries))
+def test_phases_switch_at_their_step_and_come_again_but_for_a_last_one_without_steps() -> None:
+    data, first = rows(400, 400), {"steps": 2, "policy": 1}
+    in_turn = phases(first, {"steps": 3, "environment": 1.0})
+    # Of two steps each, batches are those of the steps 0, 2, 4, 6, ...
+    for steps, expected in ((1, "ppeeeppeeepp"), (2, "peepepeepepe"), (0.5, "ppppeeeeeepp")):
+        drawn = sampler(data, phases=in_turn, steps_per_batch=Fraction(steps))
+        kinds = ["".join({task[0] for task in data["task"][drawn.batch(n)]}) for n in range(12)]
+        assert "".join(kinds) == expected
+    drawn = sampler(data, phases=phases(first, {"policy": 0.25, "environment": 0.75}))
     counts = [tasks_of(data, drawn.batch(number))["policy"] for number in range(40)]
     assert counts == [8, 8] + [2] * 38
 
 
-def test_too_few_rows_are_refused() -> None:
-    with pytest.raises(RookWorldError, match=r"50 rows to train on do not fill .* of 51 prompts"):
-        sampler(batch_size=51)
+def test_a_task_of_the_mixture_without_rows_is_refused() -> None:
     with pytest.raises(RookWorldError, match=r"no policy rows .* add some"):
         sampler(rows(30, 0), phases=MIXTURE)
 
@@ -148,8 +126,6 @@ def test_extra_rows_of_all_that_is_left() -> None:
 
 
 class _Linear(torch.nn.Module):
-    """Of one weight; notes the rows that it sees."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(1))
@@ -165,15 +141,8 @@ def test_transformers_goes_on_with_the_same_rows(tmp_path: Path, step: int) -> N
     """Six steps an epoch: within the first, at its end, within the third."""
 
     def seen(checkpoint: str | None = None) -> list[list[int]]:
-        args = TrainingArguments(
-            output_dir=str(tmp_path),
-            per_device_train_batch_size=8,
-            max_steps=20,
-            save_steps=step,
-            report_to=[],
-            use_cpu=True,
-            disable_tqdm=True,
-        )
+        sizes = {"per_device_train_batch_size": 8, "max_steps": 20, "save_steps": step}
+        args = TrainingArguments(str(tmp_path), **sizes, **ON_CPU)
         prompts = sampler(phases=phases({"policy": 0.4, "environment": 0.6}))
         indices = Dataset.from_dict({"index": range(50)})
         trainer = Trainer(_Linear(), args, train_dataset=indices)

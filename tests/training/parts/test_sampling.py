@@ -1,18 +1,27 @@
-"""Each task is sampled in its own way, and scored as it was sampled."""
+"""Each task is sampled in its own way and scored as it was sampled; also what vLLM is asked for."""
 
+import inspect
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig
+from trl.generation.vllm_generation import VLLMGeneration
 
+from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.tasks.registry import task_of
+from rookworld_rlvr.tasks.task import Sampling
+from rookworld_rlvr.training.config import RookWorldGRPOConfig
+from rookworld_rlvr.training.parts import vllm
 from rookworld_rlvr.training.parts.sampling import rollout
+from rookworld_rlvr.training.parts.vllm import VLLM
 from rookworld_rlvr.training.preflight import measure_parity, mixed_length_prompts
 
-from ...conftest import first_batch
+from ...conftest import ON_CPU, first_batch
+from .test_groups import tasks_in
 
 BOTH: dict[str, dict[str, Any]] = {"policy": {}, "environment": {}}
 
@@ -50,22 +59,17 @@ def test_a_mixed_batch_is_scored_at_the_temperature_of_each_row(sampled: Any) ->
 
 
 def test_each_task_has_its_own_length_and_tail(sampled: Any) -> None:
-    lengths = {"policy": {"max_completion_length": 5}, "environment": {"max_completion_length": 9}}
-    trainer, batch = sampled(task_sampling=lengths, per_device_train_batch_size=32)
-    tokenizer = trainer.processing_class
-    longest = {"policy": 0, "environment": 0}
-    for prompt, mask, text in zip(
-        batch["prompt_ids"], batch["prompt_mask"], batch["completion_mask"], strict=True
-    ):
-        task = task_of(tokenizer.decode(prompt[mask.bool()]))
-        longest[task] = max(longest[task], int(text.sum()))
-    assert longest == {"policy": 5, "environment": 9}
-    one = {"policy": {"top_k": 1}, "environment": {"temperature": 2.0, "top_p": 1.0}}
-    _, batch = sampled(task_sampling=one, per_device_train_batch_size=32)
-    hot = batch["temperature"] == 2.0
-    cold, warm = (len(batch["completion_ids"][rows].unique(dim=0)) for rows in (~hot, hot))
-    assert cold == len(batch["prompt_ids"][~hot].unique(dim=0)), "top-k 1 draws alike"
-    assert warm == hot.sum(), "temperature 2 does not"
+    cold = {"top_k": 1, "max_completion_length": 5}
+    hot = {"temperature": 2.0, "top_p": 1.0, "max_completion_length": 9}
+    ways = {"policy": cold, "environment": hot}
+    trainer, batch = sampled(task_sampling=ways, per_device_train_batch_size=32)
+    lengths = batch["completion_mask"].sum(1)
+    rows = batch["temperature"] == 2.0
+    assert tasks_in(trainer, batch) == ["environment" if row else "policy" for row in rows]
+    assert lengths[~rows].max() == 5 and lengths[rows].max() == 9
+    policy, environment = (len(batch["completion_ids"][of].unique(dim=0)) for of in (~rows, rows))
+    assert policy == len(batch["prompt_ids"][~rows].unique(dim=0)), "top-k 1 draws alike"
+    assert environment == rows.sum(), "temperature 2 does not"
 
 
 def test_the_preflight_covers_the_tasks_temperatures(build: Callable[..., Any]) -> None:
@@ -76,28 +80,28 @@ def test_the_preflight_covers_the_tasks_temperatures(build: Callable[..., Any]) 
 
 
 ASKS_FOR_MORE: list[dict[str, Any]] = [
-    {},
-    {"repetition_penalty": 1.3},
-    {"min_p": 0.1},
-    {"cache_implementation": "static"},
-    {"generation_kwargs": {"no_repeat_ngram_size": 1}},
-    {"of the model": {"no_repeat_ngram_size": 1}},
+    *({}, {"repetition_penalty": 1.3}, {"min_p": 0.1}, {"cache_implementation": "static"}),
+    *({key: {"no_repeat_ngram_size": 1}} for key in ("generation_kwargs", "of the model")),
 ]
 
 
-@pytest.mark.parametrize("tasks", [None, BOTH], ids=["alike", "by task"])
-@pytest.mark.parametrize("options", ASKS_FOR_MORE, ids=str)
+@pytest.mark.parametrize(
+    ("options", "tasks"),
+    [*((more, None) for more in ASKS_FOR_MORE), *((more, BOTH) for more in ASKS_FOR_MORE[::4])],
+    ids=str,
+)
 def test_generate_draws_where_more_is_asked_for_than_the_loop_knows(
     build: Callable[..., Any],
     random_gpt2: Any,
     monkeypatch: pytest.MonkeyPatch,
-    options: dict[str, Any],
+    options: Any,
     tasks: Any,
 ) -> None:
     more = bool(options)
     if "of the model" in options:
         random_gpt2.generation_config.no_repeat_ngram_size, options = 1, {}
-    trainer = build(task_sampling=tasks, preflight=False, **options)
+    short = {"max_completion_length": 10, "preflight": False}
+    trainer = build(task_sampling=tasks, **short, **options)
     assert (trainer.rollout_func is None) is (more and tasks is None)
     calls: list[Any] = []
     generate = type(random_gpt2).generate
@@ -118,11 +122,58 @@ def test_the_seed_says_what_is_drawn(build: Callable[..., Any]) -> None:
     """Kept adapters, gradient checkpointing and a model in training mode change nothing."""
 
     def completions(seed: int, **options: Any) -> list[str]:
-        trainer = build(seed=seed, max_steps=1, **options)
+        trainer = build(seed=seed, max_completion_length=8, preflight=False, **options)
         trainer.train()
         return list(trainer.completion_log()["completion", ""])
 
     first = completions(1)
-    assert first == completions(1) == completions(1, gradient_checkpointing=True)
-    assert first == completions(1, peft_config=LoraConfig(target_modules=["c_attn"]))
-    assert first != completions(2)
+    adapters = LoraConfig(target_modules=["c_attn"])
+    assert first == completions(1, gradient_checkpointing=True, peft_config=adapters)
+    assert first == completions(1) != completions(2)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"installed": False}, r"pip install 'rookworld-rlvr\[vllm\]'"),
+        ({"vllm_mode": "server"}, "vllm_mode: server needs a GPU"),
+        ({"advantage_estimator": "gae"}, "gae does not go with use_vllm"),
+    ],
+)
+def test_what_vllm_lacks_is_said_before_anything_is_loaded(
+    options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = object() if options.pop("installed", True) else None
+    monkeypatch.setattr(vllm, "find_spec", lambda name: installed)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigurationError, match=words):
+        RookWorldGRPOConfig(use_vllm=True, rewards=["graduated"], **ON_CPU, **options)
+
+
+def test_trl_calls_vllm_as_the_part_expects() -> None:
+    """`make canary` shows when that changes."""
+    asks = VLLMGeneration.generate
+    expected = ["self", "prompts", "images", "num_generations", "profiler"]
+    assert list(inspect.signature(asks).parameters) == expected
+    assert list(inspect.signature(VLLMGeneration.sync_weights).parameters) == ["self"]
+    source = inspect.getsource(asks)
+    assert "self.llm.generate(vllm_prompts, sampling_params=sampling_params, use_tqdm" in source
+    assert all(f"self.{name}" in source for name in ("top_p", "top_k", "min_p"))
+
+
+def test_each_row_is_drawn_as_its_task_says() -> None:
+    part = object.__new__(VLLM)
+    ways = {"a": Sampling(0.5, 0.9), "b": Sampling(1.0, 1.0, 5, max_completion_length=7)}
+    part._trainer = SimpleNamespace(
+        task_samplings=ways,
+        processing_class=SimpleNamespace(batch_decode=lambda ids, **_: ["ab"[i[0]] for i in ids]),
+        samplings=lambda texts: [ways[text] for text in texts],
+        max_completion_length=32,
+    )
+    prompts = [{"prompt_token_ids": [place]} for place in (0, 1)]
+    for part._is_uncut, tails in ((False, [(0.9, 0), (1.0, 5)]), (True, [(1.0, 0)] * 2)):
+        plain = SimpleNamespace(top_p=1.0, top_k=0)
+        plain.clone = lambda: SimpleNamespace(top_p=1.0, top_k=0)
+        records = part._by_row(lambda _, sampling_params: sampling_params, prompts, plain)
+        assert [(one.temperature, one.max_tokens) for one in records] == [(0.5, 32), (1.0, 7)]
+        assert [(one.top_p, one.top_k) for one in records] == tails

@@ -1,5 +1,3 @@
-"""Right answers in hopeless groups, and the supervised term: what is taught, and its gradients."""
-
 import copy
 import math
 from collections.abc import Callable
@@ -21,6 +19,7 @@ from rookworld_rlvr.training.parts.teaching import answer_tokens, right, right_a
 
 from ...conftest import NOT_KEPT, mixed_rows, on_two
 from ...engines import FakeLabeller, fake_values
+from .test_groups import tasks_in, texts
 
 REWARDS = [{"name": "environment_exact"}, {"name": "policy_best_move"}]
 QUIET = {**NOT_KEPT, "rewards": REWARDS, "preflight": False, "max_completion_length": 96}
@@ -32,9 +31,8 @@ def build(make_trainer: Build, random_gpt2: Any, tokenizer: Any) -> Build:
     """A trainer whose policy has random weights, so that none of its completions is right."""
 
     def make(model: Any = None, shares: bool = True, **options: Any) -> Any:
-        trainer = make_trainer(
-            model or copy.deepcopy(random_gpt2), tokenizer, **{**QUIET, **options}
-        )
+        model = model or copy.deepcopy(random_gpt2)
+        trainer = make_trainer(model, tokenizer, **{**QUIET, **options})
         if not shares:
             del trainer.parts["shared_prompts"]
         return trainer
@@ -43,16 +41,10 @@ def build(make_trainer: Build, random_gpt2: Any, tokenizer: Any) -> Build:
 
 
 def batch_of(trainer: Any) -> Batch:
-    """What the trainer samples for its first batch."""
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     with trainer.accelerator.accumulate(trainer.model):
         return trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader())))
-
-
-def texts(trainer: Any, ids: torch.Tensor, mask: torch.Tensor) -> list[str]:
-    rows = [row[kept.bool()] for row, kept in zip(ids, mask, strict=True)]
-    return trainer.processing_class.batch_decode(rows, skip_special_tokens=True)
 
 
 def test_right_goes_by_the_headline_of_each_rows_task(packaged: Any) -> None:
@@ -93,14 +85,13 @@ def test_an_answers_tokens_are_those_that_the_policy_would_write(
         assert tokenizer(row["prompt"])["input_ids"] + tokens[:-1] == whole_row
 
 
-def test_a_hopeless_group_gets_a_right_answer(build: Build) -> None:
+def test_a_hopeless_group_gets_a_right_answer(build: Build, monkeypatch: Any) -> None:
     trainer = build(zero_variance="teach")
     batch = batch_of(trainer)
     taught = trainer.parts["teaching"].scored(batch).nonzero().flatten().tolist()
     assert taught == [3, 7], "the last completion of each group"
     advantages, of_teaching = batch["advantages"], batch["taught_advantages"]
-    prompts = texts(trainer, batch["prompt_ids"], batch["prompt_mask"])
-    completions = texts(trainer, batch["completion_ids"], batch["completion_mask"])
+    prompts, completions = texts(trainer, batch), texts(trainer, batch, "completion")
     for row in taught:
         values = values_by_move(trainer.sampled[prompts[row]]["action_values"])
         score = score_row(prompts[row], completions[row], values)
@@ -110,30 +101,23 @@ def test_a_hopeless_group_gets_a_right_answer(build: Build) -> None:
         assert list(trainer._logs["advantages"])[row] == pytest.approx(of_teaching[row].item())
     others = [row for row in range(8) if row not in taught]
     assert not of_teaching[others].any() and (advantages[others] < 0).all()
-    logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
-    assert logged["teach/hopeless"] == logged["teach/share"] == 1
-    assert logged["teach/right"] == 0
-    batch = batch_of(build(zero_variance="keep"))
-    assert "taught_advantages" not in batch and not batch["advantages"].any(), "without `teach`"
-
-
-def test_a_group_with_a_right_completion_is_left_alone(
-    build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    logged = trainer._metrics["train"]
+    assert logged["teach/hopeless"] == logged["teach/share"] == [1] and logged["teach/right"] == [0]
+    # A group with a right completion is left alone.
     first = torch.tensor([0.0, 1, 0, 0, 0, 0, 0, 0])
     monkeypatch.setattr("rookworld_rlvr.training.parts.teaching.right", lambda *_: first)
-    trainer = build(zero_variance="teach")
     batch = batch_of(trainer)
     assert trainer.parts["teaching"].scored(batch).nonzero().flatten().tolist() == [7]
+    batch = batch_of(build(zero_variance="keep"))
+    assert "taught_advantages" not in batch and not batch["advantages"].any(), "without `teach`"
 
 
 def test_a_group_whose_truth_is_not_known_is_left_alone(build: Build, packaged: Any) -> None:
     rows = [{**row, "action_values": None} for row in mixed_rows(packaged.train)]
     trainer = build(zero_variance="teach", train_dataset=Dataset.from_list(rows))
     batch = batch_of(trainer)
-    taught = trainer.parts["teaching"].scored(batch)
-    prompts = texts(trainer, batch["prompt_ids"], batch["prompt_mask"])
-    assert {task_of(prompts[row]) for row in taught.nonzero().flatten()} == {"environment"}
+    taught, tasks = trainer.parts["teaching"].scored(batch), tasks_in(trainer, batch)
+    assert {tasks[row] for row in taught.nonzero().flatten()} == {"environment"}
 
 
 def gradient_of(trainer: Any, loss: torch.Tensor) -> torch.Tensor:
@@ -142,23 +126,23 @@ def gradient_of(trainer: Any, loss: torch.Tensor) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
 
 
-@pytest.mark.parametrize("shares", [True, False], ids=["shared prompts", "whole rows"])
-def test_the_gradient_of_a_batch_is_that_of_its_formula(build: Build, shares: bool) -> None:
-    trainer = build(zero_variance="teach", shares=shares)
+def test_the_gradient_of_a_batch_is_that_of_its_formula(build: Build) -> None:
+    trainer = build(zero_variance="teach")
     batch = batch_of(trainer)
+    shared = gradient_of(trainer, trainer.loss(trainer.model, batch).total)
+    del trainer.parts["shared_prompts"]
     ours = gradient_of(trainer, trainer.loss(trainer.model, batch).total)
     logps = trainer.log_probs(trainer.model, *whole(batch)).logps
     advantages = (batch["advantages"] + batch["taught_advantages"]).unsqueeze(1)
     kept = batch["completion_mask"]
     theirs = gradient_of(trainer, -(advantages * logps * kept).sum() / kept.sum())
     assert theirs.abs().max() > 1e-3
-    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close([shared, ours], [theirs, theirs], atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"shares": False},
         {"gradient_accumulation_steps": 2, "steps_per_generation": 4},
         {"zero_variance": "skip", "loss_type": "grpo"},
         {"sft_extra": 1, "task_sampling": {"environment": {"temperature": 0.7}, "policy": {}}},
@@ -184,10 +168,8 @@ def test_the_supervised_terms_gradient_is_that_of_the_answers_likelihood(
     for prompt, answer, heat in answers:
         prompt, answer = torch.tensor(prompt), torch.tensor(answer)
         logits = trainer.model(input_ids=torch.cat([prompt, answer]).unsqueeze(0)).logits[0]
-        chosen = (
-            (logits[len(prompt) - 1 : -1] / heat).log_softmax(-1).gather(1, answer.unsqueeze(1))
-        )
-        total, tokens = total - chosen.sum(), tokens + len(answer)
+        logps = (logits[len(prompt) - 1 : -1] / heat).log_softmax(-1)
+        total, tokens = total - logps.gather(1, answer[:, None]).sum(), tokens + len(answer)
     theirs = gradient_of(trainer, 0.7 * total / tokens)
     assert theirs.abs().max() > 1e-3
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
@@ -196,39 +178,12 @@ def test_the_supervised_terms_gradient_is_that_of_the_answers_likelihood(
 def test_further_prompts_of_the_supervised_term_are_others_at_each_step(build: Build) -> None:
     trainer = build(sft_coef=0.7, sft_extra=2)
     seen = []
-    for step in (0, 1):
-        trainer.state.global_step = step
+    for trainer.state.global_step in (0, 1):
         batch = batch_of(trainer)
         prompts = [asked for row in batch["answers"] for asked, *_ in row[1:]]
         assert len(prompts) == len(batch["prompt_ids"]) // 4 * 2
         seen.append({*trainer.processing_class.batch_decode(prompts)})
-    assert seen[0] != seen[1]
-    assert seen[0] | seen[1] <= set(trainer.train_dataset["prompt"])
-
-
-def test_a_policy_learns_what_it_is_taught(build: Build, tokenizer: Any) -> None:
-    """Castling rights that the packaged model gets wrong, eight times."""
-    prompt, task = "A: 4k3/8/8/8/8/8/8/R3K2R w KQ - 0 1+e1g1+e1g1+", TASKS["environment"]
-    row = task.row(prompt, task.truth(prompt), task.position(prompt))
-    answer = answer_tokens(tokenizer, prompt, right_answer(row, "0"))
-    ids = torch.tensor([[*tokenizer(prompt)["input_ids"], *answer]])
-    gains = {}
-    for way in ("keep", "teach"):
-        trainer = build(
-            loading.load_model(loading.PACKAGED_MODEL),
-            zero_variance=way,
-            max_steps=6,
-            learning_rate=1e-3,
-            train_dataset=Dataset.from_list([row] * 8),
-        )
-        likelihoods = []
-        for train in (lambda: None, trainer.train):
-            train()
-            with torch.no_grad():
-                scores = trainer.log_probs(trainer.model, ids, torch.ones_like(ids), len(answer))
-            likelihoods.append(scores.logps.sum().item())
-        gains[way] = likelihoods[1] - likelihoods[0]
-    assert gains["teach"] > 10 > gains["keep"] + 5
+    assert seen[0] != seen[1] and seen[0] | seen[1] <= set(trainer.train_dataset["prompt"])
 
 
 def test_taught_answers_are_not_in_the_kl(build: Build, start: str) -> None:
@@ -238,24 +193,23 @@ def test_taught_answers_are_not_in_the_kl(build: Build, start: str) -> None:
     logps = torch.zeros_like(batch["ref_per_token_logps"])
     kl, clamped = trainer.parts["kl"].per_token(logps, batch)
     assert not kl[taught].any() and not clamped[taught].any() and (kl[~taught] > 0).any()
-    shares = []
     for advantages in (ours, torch.zeros_like(ours)):
         changed = {"ref_per_token_logps": logps, "taught_advantages": advantages}
         trainer.loss(trainer.model, {**batch, **changed})
         trainer.settle()
-        shares.append(trainer._metrics["train"]["kl/share_of_loss"][-1])
-    assert 0 < shares[0] < shares[1] < 1
+    less, more = trainer._metrics["train"]["kl/share_of_loss"]
+    assert 0 < less < more < 1
 
 
 def test_a_resumed_run_goes_on_byte_for_byte(build: Build, tmp_path: Path) -> None:
     options = {"zero_variance": "teach", "sft_coef": 0.1, "learning_rate": 1e-3, "max_steps": 3}
-    options |= {"save_strategy": "steps", "save_steps": 2}
+    options |= {"save_strategy": "steps", "save_steps": 2, "max_completion_length": 16}
     trainer = build(**options)
     trainer.train()
     again = build(**options)
     again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
-    for name, weight in trainer.model.state_dict().items():
-        assert torch.equal(weight, again.model.state_dict()[name]), name
+    weights = again.model.state_dict()
+    assert all(torch.equal(one, weights[name]) for name, one in trainer.model.state_dict().items())
 
 
 @pytest.mark.slow
