@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,10 @@ from ..conftest import REPOSITORY, ran, script
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 
 # Commands that need a network, an account, a package manager or hours. What they name must exist.
-NOT_RUN = (
-    "accelerate", "apt-get", "brew", "cd", "git", "hf", "make", "pip", "python",
-    "source", "trackio", "uv", "wandb",
-)  # fmt: skip
+NOT_RUN = "accelerate apt-get brew cd git hf make pip python source trackio uv wandb".split()
 
 TRAINING = """
-    --max_rows 400 --synthetic_rows 40 --heldout_rows 4 --max_steps 1 --eval_steps 1 --save_steps 1
+    --max_rows 300 --synthetic_rows 20 --heldout_rows 4 --max_steps 1 --eval_steps 1 --save_steps 1
     --per_device_train_batch_size 8 --per_device_eval_batch_size 8 --gradient_accumulation_steps 1
     --dtype float32 --bf16 false --use_cpu --report_to none --dataloader_pin_memory false
 """.split()
@@ -48,27 +46,12 @@ SMALL: dict[str, list[str]] = {
 }
 """What is put behind a command so that it takes seconds; what the page gives itself stays, but for a
 model and data that have to be downloaded."""
-ROUNDS: dict[str, Any] = {
-    "train": {
-        "max_steps": 2,
-        "eval_steps": 1,
-        "save_steps": 1,
-        "heldout_rows": 4,
-        "per_device_train_batch_size": 4,
-        "use_cpu": True,
-        "report_to": "none",
-    },
-    "rounds": 1,
-    "games": 4,
-    "plies": 2,
-    "match_games": 2,
-    "engine_depth": 2,
-}
-"""What makes the packaged rounds short."""
+ROUNDS: dict[str, Any] = {"rounds": 1, "games": 4, "plies": 2, "match_games": 2, "engine_depth": 2}
+ROUNDS["train"] = {"max_steps": 2, "eval_steps": 1, "save_steps": 1, "heldout_rows": 4}
+ROUNDS["train"] |= {"per_device_train_batch_size": 4, "use_cpu": True, "report_to": "none"}
 
 
 def fences(page: Path) -> Iterator[tuple[str, str]]:
-    """Language and text of each code fence."""
     yield from FENCE.findall(page.read_text(encoding="utf-8"))
 
 
@@ -92,8 +75,7 @@ def follow(page: Path, folder: Path) -> int:
                 exec(compile(text, str(page), "exec"), names)
             done += 1
         elif language == "console":
-            for words in commands(text):
-                done += run(words, folder)
+            done += sum(run(words, folder) for words in commands(text))
     return done
 
 
@@ -126,13 +108,8 @@ def run(words: list[str], folder: Path) -> bool:
     if command in MODULES:
         return run_module(MODULES[command], given, folder)
     _, line = main.command_line(SCRIPTS[command], given)
-    done = script(
-        f"{SCRIPTS[command]}.py", *small(command, line[1:], folder), cwd=folder, code=None
-    )
-    # a diagnosis says by 1 that a run should not start like this
-    assert done.returncode in ((0, 1) if command == "diagnose" else (0,)), (
-        f"{words}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-    )
+    code = None if command == "diagnose" else 0  # 1: a run should not start like this
+    script(f"{SCRIPTS[command]}.py", *small(command, line[1:], folder), cwd=folder, code=code)
     return True
 
 
@@ -155,11 +132,9 @@ def small(command: str, words: list[str], folder: Path) -> list[str]:
         return ["--config", "evolve.yaml", *("2" if word == "5" else word for word in words)]
     if str(recipe.get("dataset_name")).startswith("rookworld-"):
         given.add("--dataset_name")  # it is packaged
-    extra: list[str] = []
-    for option in re.findall(r"--\w+(?: (?!--)\S+)*", " ".join(SMALL.get(command, []))):
-        if option.split()[0] not in given:
-            extra += option.split()
-    return [*words, *extra]
+    options = re.findall(r"--\w+(?: (?!--)\S+)*", " ".join(SMALL.get(command, [])))
+    extra = (option.split() for option in options if option.split()[0] not in given)
+    return [*words, *chain.from_iterable(extra)]
 
 
 def run_page(words: list[str], folder: Path) -> bool:

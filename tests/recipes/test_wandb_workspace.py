@@ -14,26 +14,20 @@ from rookworld_rlvr.training.glossary import GLOSSARY, SECTIONS
 from ..conftest import script
 
 
-def lay_out(folder: Path, *argv: str, code: int = 0, **variables: str) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"HOME": str(folder), **variables}.items():
-            patch.setenv(name, value)
-        return script("wandb_workspace.py", *argv, cwd=folder, code=code)
-
-
 @pytest.fixture(scope="module")
 def layout(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the recipe writes without a key."""
     folder = tmp_path_factory.mktemp("workspace")
-    done = lay_out(folder, "--project", "chess", "--entity", "me", WANDB_API_KEY="")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(folder))
+        patch.setenv("WANDB_API_KEY", "")
+        words = ("--project", "chess", "--entity", "me")
+        done = script("wandb_workspace.py", *words, cwd=folder)
     assert "no W&B key; the layout is in runs/workspace.json" in done.stdout
-    content: dict[str, Any] = json.loads((folder / "runs" / "workspace.json").read_text())
-    return content
+    return json.loads((folder / "runs" / "workspace.json").read_text())
 
 
 def sections(layout: dict[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = layout["spec"]["section"]["panelBankConfig"]["sections"]
-    return found
+    return layout["spec"]["section"]["panelBankConfig"]["sections"]
 
 
 def test_the_library_reads_the_file_back(layout: dict[str, Any]) -> None:
@@ -59,9 +53,7 @@ def test_every_panel_has_a_title_and_documented_keys_of_its_section(layout: dict
     assert '"boards"' in tables and '"completions"' in tables
 
 
-def test_without_the_library_one_message_and_exit_code_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_library_one_message_and_exit_code_2(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "wandb_workspaces", None)  # an import of it fails
-    done = lay_out(tmp_path, code=2)
+    done = script("wandb_workspace.py", cwd=tmp_path, code=2)
     assert "wandb-workspaces is not installed" in done.stderr
