@@ -1,7 +1,7 @@
 """Keys that are declared with their bounds: each kind of bound, and all faults at once."""
 
 import math
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
@@ -11,7 +11,6 @@ from rookworld_rlvr.common.settings import (
     Checked,
     each,
     key_faults,
-    record_faults,
     setting,
     share_bounds,
     with_default,
@@ -23,12 +22,6 @@ SHARES: Any = share_bounds(COLOURS, "colour")
 
 def loud(word: str, name: str) -> list[str]:
     return [f"{name}: {word}"] if "!" in word else []
-
-
-@dataclass(frozen=True)
-class Bulb:
-    socket: Literal["E14", "E27"] = setting(MISSING, "Look at the lamp.")
-    kelvin: int | None = setting(None, "Its warmth.", least=1_000)
 
 
 @dataclass
@@ -105,12 +98,3 @@ def test_another_default_keeps_help_and_bounds() -> None:
     assert Torch().watts == 1.0
     with pytest.raises(ConfigurationError, match="give more than 0"):
         Torch(watts=0)
-
-
-def test_a_mapping_that_is_to_become_a_record() -> None:
-    assert record_faults(Bulb, {"socket": "E27"}, "bulb") == []
-    assert record_faults(Bulb, {"kelvin": 10, "soket": "E27"}, "bulb") == [
-        "bulb: no option 'soket'; did you mean socket?",
-        "bulb: socket: missing; Look at the lamp.",
-        "bulb: kelvin: 10 is too small; give at least 1000",
-    ]

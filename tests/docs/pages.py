@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ SMALL: dict[str, list[str]] = {
     "prepare": ["--max_rows", "4", "--engine_depth", "2", "--synthetic_rows", "4"],
 }
 """What is put behind a command so that it takes seconds; what the page gives itself stays, but for a
-model and data that have to be downloaded."""
+model and data that have to be downloaded, and for many steps."""
 ROUNDS: dict[str, Any] = {"rounds": 1, "games": 4, "plies": 2, "match_games": 2, "engine_depth": 2}
 ROUNDS["train"] = {"max_steps": 2, "eval_steps": 1, "save_steps": 1, "heldout_rows": 4}
 ROUNDS["train"] |= {"per_device_train_batch_size": 4, "use_cpu": True, "report_to": "none"}
@@ -81,35 +82,32 @@ def follow(page: Path, folder: Path) -> int:
 
 def run(words: list[str], folder: Path) -> bool:
     """Run a command small, and whether it was run: of others only what they name is looked for."""
+    command, given = "".join(words[1:2]), words[2:]
     if words[0] == "trl":
         ran(str(Path(sys.executable).with_name("trl")), *words[1:], cwd=folder)
-        return True
-    if words[0] != "rookworld":
+    elif words[0] != "rookworld":
         assert words[0] in NOT_RUN, f"{words}: neither run nor listed as one that is not"
         for word in words[1:]:
             if word.startswith(("recipes/", "benchmarks/", "accelerate_configs/")):
                 assert (REPOSITORY / word).exists(), word
         if words[0] == "make" and "-C" not in words:
             targets = re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.M)
-            assert words[1] in targets, words
+            assert command in targets, words
         return False
-    command, given = words[1], words[2:]
-    if command == "recipes" or command.startswith("-"):
+    elif command == "recipes" or command.startswith("-"):
         with contextlib.chdir(folder):
             assert main.recipes(given) if command == "recipes" else main.usage()
-        return True
-    if command == "uci":  # an engine ends its process
+    elif command == "uci":  # an engine ends its process
         module = ("-m", MODULES[command], *given)
-        done = ran(sys.executable, *module, input="uci\nquit\n", cwd=folder)
-        assert "uciok" in done.stdout, words
-        return True
-    if command == "web" and "--space" not in given:
-        return run_page(given, folder)
-    if command in MODULES:
-        return run_module(MODULES[command], given, folder)
-    _, line = main.command_line(SCRIPTS[command], given)
-    code = None if command == "diagnose" else 0  # 1: a run should not start like this
-    script(f"{SCRIPTS[command]}.py", *small(command, line[1:], folder), cwd=folder, code=code)
+        assert "uciok" in ran(sys.executable, *module, input="uci\nquit\n", cwd=folder).stdout
+    elif command == "web" and "--space" not in given:
+        run_page(given, folder)
+    elif command in MODULES:
+        run_module(MODULES[command], given, folder)
+    else:
+        _, line = main.command_line(SCRIPTS[command], given)
+        code = None if command == "diagnose" else 0  # 1: a run should not start like this
+        script(f"{SCRIPTS[command]}.py", *small(command, line[1:], folder), cwd=folder, code=code)
     return True
 
 
@@ -117,6 +115,8 @@ def small(command: str, words: list[str], folder: Path) -> list[str]:
     """The words with what makes them quick; a key that the page gives is not given twice."""
     if "--help" in words:
         return words
+    if "--max_steps" in words:
+        words[words.index("--max_steps") + 1] = "2"
     given = {word for word in words if word.startswith("--")}
     recipe: dict[str, Any] = {}
     if "--config" in given:
@@ -137,16 +137,12 @@ def small(command: str, words: list[str], folder: Path) -> list[str]:
     return [*words, *chain.from_iterable(extra)]
 
 
-def run_page(words: list[str], folder: Path) -> bool:
+def run_page(words: list[str], folder: Path) -> None:
     """The page, which is served until it is interrupted."""
     command = [sys.executable, "-m", MODULES["web"], *words]
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # not so in the background
-    ) as page:
+    options: Any = {"cwd": folder, "stdout": subprocess.PIPE, "text": True}
+    ctrl_c = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # not so in the background
+    with subprocess.Popen(command, preexec_fn=ctrl_c, **options) as page:
         assert page.stdout is not None
         said = [line for _, line in zip(range(2), page.stdout, strict=False)]
         page.send_signal(signal.SIGINT)
@@ -155,10 +151,9 @@ def run_page(words: list[str], folder: Path) -> bool:
         finally:
             page.kill()
     assert "the page is at http://127.0.0.1:" in said[-1], said
-    return True
 
 
-def run_module(module: str, words: list[str], folder: Path) -> bool:
+def run_module(module: str, words: list[str], folder: Path) -> None:
     """One of the commands that are modules; a person who is asked something leaves."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -168,4 +163,3 @@ def run_module(module: str, words: list[str], folder: Path) -> bool:
         with contextlib.redirect_stdout(io.StringIO()), pytest.raises(SystemExit) as ended:
             runpy.run_module(module, run_name="__main__")
     assert not ended.value.code, words
-    return True

@@ -24,7 +24,7 @@ from .. import conftest
 from ..browser import HEIGHT, WIDTHS, Browser
 from ..conftest import RECIPES, launch
 
-SMALL = "--use_cpu --heldout_rows 30 --per_device_train_batch_size 32".split()
+SMALL = "--use_cpu --heldout_rows 12 --per_device_train_batch_size 32".split()
 Diagnose = Callable[..., tuple[int, dict[str, Any]]]
 
 

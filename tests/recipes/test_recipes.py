@@ -49,12 +49,17 @@ def run_apart(name: str, *argv: str, cwd: Path) -> str:
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_recipe_opens_with_its_launch_command(path: Path) -> None:
-    head = path.read_text().split("\n\n")[0]
+    head, keys = path.read_text().split("\n\n")[0], yaml.safe_load(path.read_text())
     assert re.fullmatch(r"# [A-Z].*\.", head.split("\n")[0]), "a sentence on what it is"
     command = re.search(r"^#   rookworld (\w+)(.*)$", head, re.M)
     assert command is not None
     assert command[1] == path.stem.split("_")[0] and command[1] in SCRIPTS
     assert f"--config recipes/{path.name}" in command[2] or path.stem in ("grpo_nano", "sft")
+    if command[1] == "grpo":
+        of_124m = keys["model_name_or_path"] == "jrahn/RookWorld-LM-124M"
+        assert keys.get("resume_from_checkpoint") == ("auto" if of_124m else None), (
+            "long ones go on"
+        )
 
 
 @pytest.mark.parametrize("path", GRPO, ids=lambda path: path.stem)

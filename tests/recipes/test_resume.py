@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import yaml
 
 from rookworld_rlvr.common.files import asset_path
 from rookworld_rlvr.reports.page import page
@@ -128,10 +127,3 @@ def test_two_processes_save_and_go_on_together(folder: Path) -> None:
     done = launch(*command, cwd=folder)
     assert done.stdout.count("checkpoint-4 is damaged (rng_state_1.pth does not have") == 1
     assert differences(outcome(folder / "run"), whole) == []
-
-
-@pytest.mark.parametrize("path", sorted(RECIPES.glob("grpo_*.yaml")), ids=lambda path: path.stem)
-def test_long_recipes_go_on_by_themselves(path: Path) -> None:
-    keys = yaml.safe_load(path.read_text())
-    of_124m = keys["model_name_or_path"] == "jrahn/RookWorld-LM-124M"
-    assert keys.get("resume_from_checkpoint") == ("auto" if of_124m else None)

@@ -78,7 +78,16 @@ def private(folder: Path) -> list[str]:
     ]
 
 
-def test_what_a_run_writes_can_be_read_by_others_and_runs_nothing(run: Path) -> None:
+def assert_no_token_in(folder: Path) -> None:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > 20
+    for token in TOKENS.values():
+        assert [path for path in files if token.encode() in path.read_bytes()] == []
+
+
+def test_what_a_run_writes_can_be_read_by_others_runs_nothing_and_has_no_token(run: Path) -> None:
+    assert (run.parent / "printed.txt").read_text()
+    assert_no_token_in(run.parent)
     weights = {str(path.relative_to(run)) for path in run.rglob("*.safetensors")}
     assert weights >= {"model.safetensors", "checkpoint-1/value_head.safetensors"}
     assert private(run) == []
@@ -101,18 +110,6 @@ def test_a_strict_umask_is_kept_to(run: Path, tmp_path: Path) -> None:
     with umask(0o027):
         open_weights(tmp_path)
     assert stat.S_IMODE((tmp_path / "model.safetensors").stat().st_mode) == 0o640
-
-
-def assert_no_token_in(folder: Path) -> None:
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    assert len(files) > 20
-    for token in TOKENS.values():
-        assert [path for path in files if token.encode() in path.read_bytes()] == []
-
-
-def test_tokens_are_written_nowhere(run: Path) -> None:
-    assert (run.parent / "printed.txt").read_text()
-    assert_no_token_in(run.parent)
 
 
 @pytest.mark.slow
@@ -225,7 +222,7 @@ class Outline(HTMLParser):
     def handle_comment(self, data: str) -> None:
         self.found.add(("no element", data))
 
-    handle_decl = unknown_decl = handle_pi = handle_comment
+    handle_decl = unknown_decl = handle_pi = handle_comment  # type: ignore[assignment]
 
 
 def run_of(word: str, run: Path, target: Path) -> Path:

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 from wandb_workspaces.workspaces import Workspace
 from wandb_workspaces.workspaces.internal import View, WorkspaceViewspec
 
@@ -14,42 +13,31 @@ from rookworld_rlvr.training.glossary import GLOSSARY, SECTIONS
 from ..conftest import script
 
 
-@pytest.fixture(scope="module")
-def layout(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("workspace")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOME", str(folder))
-        patch.setenv("WANDB_API_KEY", "")
-        words = ("--project", "chess", "--entity", "me")
-        done = script("wandb_workspace.py", *words, cwd=folder)
+def test_the_library_reads_the_panels_back(tmp_path: Path, monkeypatch: Any) -> None:
+    """All have titles and documented keys of their sections."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_API_KEY", "")
+    words = ("--project", "chess", "--entity", "me")
+    done = script("wandb_workspace.py", *words, cwd=tmp_path)
     assert "no W&B key; the layout is in runs/workspace.json" in done.stdout
-    return json.loads((folder / "runs" / "workspace.json").read_text())
-
-
-def sections(layout: dict[str, Any]) -> list[dict[str, Any]]:
-    return layout["spec"]["section"]["panelBankConfig"]["sections"]
-
-
-def test_the_library_reads_the_file_back(layout: dict[str, Any]) -> None:
+    layout = json.loads((tmp_path / "runs" / "workspace.json").read_text())
     assert (layout["project"], layout["entity"]) == ("chess", "me")
     spec = WorkspaceViewspec.model_validate(layout["spec"])
     view = View(entity="me", project="chess", display_name="x", name="", id="", spec=spec)
     workspace = Workspace._from_model(view)
     assert [section.name for section in workspace.sections] == list(SECTIONS.values())
-    assert [s["name"].split(":")[0] for s in sections(layout)[:2]] == ["Health", "Held-out"]
-    assert [s["isOpen"] for s in sections(layout)] == [True, True] + 5 * [False]
-
-
-def test_every_panel_has_a_title_and_documented_keys_of_its_section(layout: dict[str, Any]) -> None:
+    sections = layout["spec"]["section"]["panelBankConfig"]["sections"]
+    assert [s["name"].split(":")[0] for s in sections[:2]] == ["Health", "Held-out"]
+    assert [s["isOpen"] for s in sections] == [True, True] + 5 * [False]
     known = {metric.key for metric in GLOSSARY}
-    for section, name in zip(sections(layout), SECTIONS, strict=True):
+    for section, name in zip(sections, SECTIONS, strict=True):
         for panel in section["panels"]:
             config = panel["config"]
             if panel["viewType"] == "Run History Line Plot":
                 assert config["chartTitle"] and config["xAxis"] == "train/global_step"
                 assert set(config["metrics"]) <= known
                 assert bool(config["metrics"]) != bool(config.get("metricRegex")), name
-    tables = json.dumps([section["panels"] for section in sections(layout)])
+    tables = json.dumps([section["panels"] for section in sections])
     assert '"boards"' in tables and '"completions"' in tables
 
 

@@ -103,7 +103,12 @@ def test_answers_are_chosen_by_change_and_by_quality() -> None:
 
 
 def test_errors_are_counted_by_kind() -> None:
-    right = {"task": "environment", "prompt": ASKED_E4, "score": {}, "values": None}
+    right: dict[str, object] = {
+        "task": "environment",
+        "prompt": ASKED_E4,
+        "score": {},
+        "values": None,
+    }
     right["completion"] = RIGHT_E4
     wrong = {**right, "completion": RIGHT_E4.replace(" KQkq - ", " KQk e3 ")}
     unscored = AnswerPair(wrong, {**right, "score": None})
