@@ -13,7 +13,7 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -226,9 +226,7 @@ class Means(dict[str, float]):
         self._given.clear()
 
 
-def packaged_trainer(
-    args: RookWorldGRPOConfig, reward_funcs: Any, data: LoadedData, train_dataset: Dataset
-) -> RookWorldGRPOTrainer:
+def packaged_trainer(args: Any, reward_funcs: Any, data: LoadedData, train_dataset: Dataset) -> Any:
     """A trainer of the packaged model, outside of pytest's fixtures too."""
     return RookWorldGRPOTrainer(
         loading.load_model(loading.PACKAGED_MODEL),
@@ -247,19 +245,11 @@ def make_trainer(tmp_path: Path, packaged: LoadedData) -> Callable[..., GRPOTrai
     Functions that are given as rewards have the weight 1 each.
     """
 
-    def make(
-        model: Any,
-        tokenizer: PreTrainedTokenizerBase,
-        kind: type[GRPOTrainer] = RookWorldGRPOTrainer,
-        train_dataset: Dataset | None = None,
-        eval_dataset: Dataset | None = None,
-        reward_funcs: Any = None,
-        peft_config: Any = None,
-        **options: Any,
-    ) -> GRPOTrainer:
+    def make(model: Any, tokenizer: Any, kind: Any = RookWorldGRPOTrainer, **options: Any) -> Any:
+        funcs = options.pop("reward_funcs", None)
         defaults = {
             "output_dir": str(tmp_path / "run"),
-            "rewards": REWARDS[: len(reward_funcs or REWARDS)],
+            "rewards": REWARDS[: len(funcs or REWARDS)],
             "per_device_train_batch_size": 8,
             "per_device_eval_batch_size": 16,
             "num_generations": 4,
@@ -270,12 +260,12 @@ def make_trainer(tmp_path: Path, packaged: LoadedData) -> Callable[..., GRPOTrai
         }
         return kind(
             model=model,
-            reward_funcs=reward_funcs or get_reward_funcs(options.get("rewards", REWARDS)),
-            args=RookWorldGRPOConfig(**{**defaults, **options}),
-            train_dataset=train_dataset or mixed_rows(packaged.train),
-            eval_dataset=eval_dataset or mixed_rows(packaged.heldout, each=8),
+            reward_funcs=funcs or get_reward_funcs(options.get("rewards", REWARDS)),
+            train_dataset=options.pop("train_dataset", None) or mixed_rows(packaged.train),
+            eval_dataset=options.pop("eval_dataset", None) or mixed_rows(packaged.heldout, each=8),
             processing_class=tokenizer,
-            peft_config=peft_config,
+            peft_config=options.pop("peft_config", None),
+            args=RookWorldGRPOConfig(**{**defaults, **options}),
         )
 
     return make
@@ -299,9 +289,7 @@ def first_batch(trainer: Any) -> dict[str, Any]:
     return trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
 
 
-def mixed_rows(
-    rows: Dataset, each: int = 16, tasks: Sequence[str] = ("environment", "policy")
-) -> Dataset:
+def mixed_rows(rows: Dataset, each: int = 16, tasks: Any = ("environment", "policy")) -> Dataset:
     """Rows of the tasks in turn: prompts of different lengths in every batch."""
     column = rows["task"][:]  # as a list: to go through a column of a data set takes a second
     of_task = [[i for i, name in enumerate(column) if name == task][:each] for task in tasks]

@@ -141,9 +141,7 @@ def test_a_list_may_be_given_as_words() -> None:
         ("--config keys.yaml", "keys.yaml: model_init_kwargs: " + NO_CODE),
     ],
 )
-def test_a_fault_says_what_is_meant(
-    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_says_what_to_do(words: str, said: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").touch()
     Path("thesis").mkdir()

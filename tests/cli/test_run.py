@@ -121,9 +121,7 @@ def reduces(argv: Sequence[str], error: Exception | None) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are told by name on Linux only")
 @pytest.mark.parametrize(("error", "code"), [(None, 0), (RookWorldError("planted"), 2)])
-def test_a_script_leaves_no_thread_of_its_group_behind(
-    error: Exception | None, code: int, tmp_path: Path
-) -> None:
+def test_no_thread_of_the_group_stays_behind(error: Any, code: int, tmp_path: Path) -> None:
     """One that outlives the interpreter aborts it (PyTorch issue 190489)."""
     process = start(functools.partial(reduces, error=error), tmp_path / "log")
     process.join(200)
@@ -158,9 +156,7 @@ SIZES = "max_completion_length or per_device_eval_batch_size or per_device_train
     ],
     ids=["GPU", "CPU", "disk"],
 )
-def test_memory_or_disk_that_runs_out_is_one_message(
-    error: Exception | None, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_runs_out_is_one_message(error: Exception | None, said: str, capsys: Any) -> None:
     def main(argv: Sequence[str]) -> None:
         if error is not None:
             raise error

@@ -122,9 +122,7 @@ def values_of(script: str, *words: str) -> tuple[dict[str, Any], set[str]]:
 
 
 @pytest.mark.parametrize(("script", "rate"), [("grpo", 1e-6), ("sft", 2e-5)])  # TRL's
-def test_another_model_has_neutral_defaults_and_its_own_folder(
-    script: str, rate: float, elsewhere: Path
-) -> None:
+def test_another_model_has_neutral_defaults(script: str, rate: float, elsewhere: Path) -> None:
     values, given = values_of(script, "--model_name_or_path", "ann/big", "--max_steps", "5")
     assert (values["learning_rate"], values["output_dir"]) == (rate, f"runs/{script}-big")
     assert values["max_steps"] == 5 and values["model_name_or_path"] == "ann/big"

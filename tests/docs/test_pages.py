@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -102,9 +103,7 @@ def test_the_commands_of_the_front_page(workplace: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", DOCS, ids=lambda path: path.stem)
-def test_the_commands_of_the_docs(
-    page: Path, workplace: Path, request: pytest.FixtureRequest
-) -> None:
+def test_the_commands_of_the_docs(page: Path, workplace: Path, request: Any) -> None:
     if re.search("^rookworld prepare", page.read_text(), re.M):
         request.getfixturevalue("stockfish")
     follow(page, workplace)

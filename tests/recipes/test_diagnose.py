@@ -251,9 +251,7 @@ def test_a_value_far_from_the_usual_is_the_verdict(
         assert found["gradient_zero"]["consequence_of"] == cause
 
 
-def test_a_reward_that_raises_once(
-    diagnose: Diagnose, recipe: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reward_that_raises(diagnose: Diagnose, recipe: ModuleType, monkeypatch: Any) -> None:
     seen: list[str] = []
 
     def change(funcs: list[Any]) -> list[Any]:

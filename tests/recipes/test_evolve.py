@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -78,9 +79,7 @@ def test_killed_rounds_end_as_if_nothing_had_happened(tmp_path: Path, stockfish:
         ({"engine_path": "/nowhere"}, "/nowhere"),
     ],
 )
-def test_faults_come_before_the_first_game(
-    keys: dict[str, object], reason: str, tmp_path: Path, stockfish: str
-) -> None:
+def test_faults_come_before_games(keys: Any, reason: str, tmp_path: Path, stockfish: str) -> None:
     config = write(tmp_path, **{"engine_path": stockfish, **keys})
     done = script("evolve.py", config, cwd=tmp_path, code=2)
     assert reason in " ".join(done.stderr.split()) and not (tmp_path / "out").exists()

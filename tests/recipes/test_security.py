@@ -7,14 +7,13 @@ import pickle
 import random
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from transformers import PreTrainedTokenizerBase
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import LoadedData
@@ -160,9 +159,7 @@ def test_a_state_that_runs_code_is_not_run(name: str, run: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model_fsdp_0/.metadata", "global_step1/states.pt"])
-def test_a_sharded_checkpoint_is_only_taken_from_the_runs_own_folder(
-    name: str, run: Path, tmp_path: Path
-) -> None:
+def test_a_sharded_checkpoint_stays_in_its_run(name: str, run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     folder = tmp_path / "run" / "checkpoint-1"
     (folder / name).parent.mkdir()
@@ -310,9 +307,7 @@ def test_a_diagnosis_shows_texts(diagnosis: dict[str, Any], tmp_path: Path, caps
     assert not set(printed) & set("\x1b\x9b\x07\0\r\u202e\u2028") and "\\u001b[2J" in printed
 
 
-def test_a_browser_runs_nothing_of_a_page(
-    browser: Browser, run: Path, diagnosis: dict[str, Any], tmp_path: Path
-) -> None:
+def test_browsers_run_nothing(browser: Browser, run: Path, diagnosis: Any, tmp_path: Path) -> None:
     word = " ".join(NASTY)
     pages = {"run": run_page(word, run, tmp_path / "planted")}
     pages["diagnosis"] = str(diagnosis_page(texts(diagnosis, word)))
@@ -342,12 +337,7 @@ def test_an_answer_cannot_drive_the_terminal(monkeypatch: Any, capsys: Any) -> N
         assert not set(out) & set("\x1b\x9b\r\u202e") and "\\u001b[2J" in out
 
 
-def test_trls_table_of_completions_cannot_either(
-    build: Callable[..., Any],
-    tokenizer: PreTrainedTokenizerBase,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_trls_table_cannot(build: Any, tokenizer: Any, monkeypatch: Any, capsys: Any) -> None:
     text = "\x1b[2J"
     monkeypatch.setattr(type(tokenizer), "batch_decode", lambda self, ids, **_: [text] * len(ids))
     monkeypatch.setenv("COLUMNS", "1000")  # so that no cell is broken

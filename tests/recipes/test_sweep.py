@@ -79,9 +79,7 @@ def test_the_command_is_the_one_of_wandb_s_agent() -> None:
 
 
 @pytest.mark.parametrize("name", [path.stem for path in RECIPES.glob("sweep_*.yaml")])
-def test_a_copied_sweep_is_wandb_s_format_and_its_trials_parse_outside_of_the_clone(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trials_of_a_copied_sweep_parse(name: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     (copied,) = recipes(["copy", name, "."])
     content = load_sweep_config(copied)
@@ -188,7 +186,7 @@ def test_the_ranking_goes_by_the_goal_and_scores_no_failure(tmp_path: Path) -> N
     ("edited", "edit"),
     [("mine.yaml", "seed: 9\n"), ("recipe_reward.py", "# new\n"), ("swept_reward.py", "# new\n")],
 )
-def test_a_trial_is_run_anew_if_its_recipe_or_a_user_s_file_was_edited(
+def test_an_edit_runs_a_trial_anew(
     edited: str, edit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
