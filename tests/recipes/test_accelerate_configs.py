@@ -18,14 +18,8 @@ from ..conftest import REPOSITORY, ran
 
 CONFIGS = REPOSITORY / "accelerate_configs"
 ALL = sorted(CONFIGS.rglob("*.yaml"))
-DISTRIBUTED_TYPES = {
-    "cpu": DistributedType.MULTI_GPU,  # see its comment
-    "single_gpu": DistributedType.NO,
-    "multi_gpu": DistributedType.MULTI_GPU,
-    "fsdp2": DistributedType.FSDP,
-    "deepspeed_zero2": DistributedType.DEEPSPEED,
-    "multi_node": DistributedType.MULTI_GPU,
-}
+TYPES = dict.fromkeys(("cpu", "multi_gpu", "multi_node"), "MULTI_GPU")  # for `cpu` see its comment
+TYPES |= {"single_gpu": "NO", "fsdp2": "FSDP", "deepspeed_zero2": "DEEPSPEED"}
 SLURM = {
     "scontrol": "printf 'node1\\nnode2\\n'",
     "srun": """shift; for SLURM_NODEID in 0 1; do export SLURM_NODEID; "$@"; done""",
@@ -42,14 +36,14 @@ def load(path: Path) -> ClusterConfig:
 
 def test_accelerate_loads_every_configuration() -> None:
     """The loader takes any key of a plugin; the launcher would carry a misspelt one along unseen."""
-    assert {path.stem for path in ALL} == set(DISTRIBUTED_TYPES)
+    assert {path.stem for path in ALL} == set(TYPES)
     known = vars(PARSER.parse_args(["script.py"]))
     for path in ALL:
         keys = yaml.safe_load(path.read_text())
         for plugin in ("fsdp_config", "deepspeed_config"):
             assert keys.get(plugin, {}).keys() <= known.keys()
         config, on_cpu = load(path), path.stem == "cpu"  # raises on an unknown key
-        assert config.distributed_type == DISTRIBUTED_TYPES[path.stem]
+        assert config.distributed_type == DistributedType[TYPES[path.stem]]
         assert config.num_processes % config.num_machines == 0
         assert (config.use_cpu, config.mixed_precision) == (on_cpu, "no" if on_cpu else "bf16")
 
