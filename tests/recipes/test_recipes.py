@@ -30,7 +30,7 @@ SMALL = """
     --num_generations 8 --max_completion_length 16 --eval_steps 1 --save_steps 1 --logging_steps 1
     --dtype float32 --bf16 false --use_cpu --report_to none --dataloader_pin_memory false
 """.split()
-ONE_STEP = [*SMALL, *"--max_steps 1 --max_rows 300 --synthetic_rows 30".split()]
+ONE_STEP = [*SMALL, *"--max_steps 1 --max_rows 300".split()]
 FENS = list(dict.fromkeys(islice(opening_positions(3, 6), 200)))
 
 
