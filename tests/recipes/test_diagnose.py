@@ -24,7 +24,7 @@ from .. import conftest
 from ..browser import HEIGHT, WIDTHS, Browser
 from ..conftest import RECIPES, launch
 
-SMALL = "--use_cpu --heldout_rows 12 --per_device_train_batch_size 32".split()
+SMALL = "--use_cpu --heldout_rows 30 --per_device_train_batch_size 32".split()
 Diagnose = Callable[..., tuple[int, dict[str, Any]]]
 
 
@@ -228,7 +228,7 @@ def test_a_correction_that_is_not_made(
         ("--beta 100", "kl_dominates", "beta", 0),
         ("--temperature 0.002", "identical_completions", "temperature", 0),
         ("--learning_rate 3e-2", "update_too_large", "learning_rate", 1),
-        ("--rewards half.py:half", "reward_constant", "rewards", 1),
+        ("--rewards half.py:half", "reward_constant", "rewards", 0),
     ],
 )
 def test_a_value_far_from_the_usual_is_the_verdict(
