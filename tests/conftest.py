@@ -10,9 +10,10 @@ import os
 import runpy
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from transformers import (
 )
 from trl import GRPOTrainer
 
+from rookworld_rlvr.common import machine
 from rookworld_rlvr.common.errors import EngineError
 from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data
 from rookworld_rlvr.engine.pool import find_engine
@@ -38,19 +40,18 @@ from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 from .browser import Browser
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for what is started from here: bytes depend on it
+machine.SECONDS = 0.01  # for which a script watches the cores as it starts
 gc.freeze()  # what is imported: each run of a trainer collects garbage, which takes half a second else
-
 
 REPOSITORY = Path(__file__).parents[1]
 RECIPES = REPOSITORY / "recipes"
 REAL_DATA = REPOSITORY.parent / "shared" / "data"
+Done = subprocess.CompletedProcess[str]
 REWARDS = [{"name": "environment_exact"}, {"name": "environment_state"}, {"name": "graduated"}]
 
 
 @pytest.fixture(autouse=True)
-def _nothing_of_the_users(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def _nothing_of_the_users(monkeypatch: Any, tmp_path_factory: Any) -> None:
     """No test reaches W&B, the Hub or what is kept for the person who runs it."""
     monkeypatch.setattr("rookworld_rlvr.engine.labeller.default_cache_path", lambda: ":memory:")
     kept = tmp_path_factory.getbasetemp() / "cache"
@@ -71,20 +72,15 @@ def stockfish() -> str:
 
 
 @pytest.fixture(scope="session")
-def chromium() -> tuple[str, str]:
-    """Paths of a browser and its driver. CI installs both, and does not let this be skipped."""
-    browser = shutil.which(os.environ.get("CHROMIUM_PATH", "chromium"))
+def browser() -> Iterator[Browser]:
+    """CI installs a browser and its driver, and does not let what needs them be skipped."""
+    chromium = shutil.which(os.environ.get("CHROMIUM_PATH", "chromium"))
     driver = shutil.which("chromedriver")
-    if browser and driver:
-        return browser, driver
-    if os.environ.get("ROOKWORLD_REQUIRE_BROWSER"):
-        raise FileNotFoundError("no chromium or no chromedriver on the PATH")
-    pytest.skip("no chromium or no chromedriver (apt-get install chromium chromium-driver)")
-
-
-@pytest.fixture(scope="session")
-def browser(chromium: tuple[str, str]) -> Iterator[Browser]:
-    opened = Browser(*chromium)
+    if not (chromium and driver):
+        if os.environ.get("ROOKWORLD_REQUIRE_BROWSER"):
+            raise FileNotFoundError("no chromium or no chromedriver on the PATH")
+        pytest.skip("no chromium or no chromedriver (apt-get install chromium chromium-driver)")
+    opened = Browser(chromium, driver)
     yield opened
     opened.driver.quit()
 
@@ -106,9 +102,7 @@ def recipe(name: str) -> Any:
         sys.path.pop(0)
 
 
-def script(
-    name: str, *argv: str, cwd: Path, code: int | None = 0
-) -> subprocess.CompletedProcess[str]:
+def script(name: str, *argv: str, cwd: Path, code: int | None = 0) -> Done:
     """A script of `recipes/` run as a user runs it, in this process, where all is imported already.
 
     An exception that it lets through is raised: what a user would see as a traceback. It must end with
@@ -130,33 +124,26 @@ def script(
     finally:
         signal.signal(signal.SIGTERM, on_sigterm)
     assert isinstance(ended.value.code, int)
-    done = subprocess.CompletedProcess(
-        [name, *argv], ended.value.code, out.getvalue(), err.getvalue()
-    )
-    return checked(done, code)
+    return checked(Done([name, *argv], ended.value.code, out.getvalue(), err.getvalue()), code)
 
 
-def checked(
-    done: subprocess.CompletedProcess[str], code: int | None
-) -> subprocess.CompletedProcess[str]:
+def checked(done: Done, code: int | None) -> Done:
     said = done.stdout[-3000:] + done.stderr[-3000:]
     assert code in (None, done.returncode), said
     assert code != 2 or "Traceback" not in done.stderr, said
     return done
 
 
-def launch(
-    *words: str, cwd: Path = REPOSITORY, timeout: float = 240, code: int | None = 0
-) -> subprocess.CompletedProcess[str]:
+def launch(*words: str, cwd: Path = REPOSITORY, code: int | None = 0, **options: Any) -> Done:
     """`accelerate launch` of two processes on the CPU, a core each; a hang ends in `TimeoutExpired`."""
     launcher = str(Path(sys.executable).with_name("accelerate"))
     config = str(REPOSITORY / "accelerate_configs" / "cpu.yaml")
     command = [launcher, "launch", "--config_file", config, "--num_processes", "2"]
     command += ["--main_process_port", "0"]  # a free one: another test may launch at the same time
-    return ran(*command, *words, cwd=cwd, timeout=timeout, code=code)
+    return ran(*command, *words, cwd=cwd, code=code, **{"timeout": 240, **options})
 
 
-def ran(*command: str, code: int | None = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+def ran(*command: str, code: int | None = 0, **options: Any) -> Done:
     """A command in a process of its own, on one core; see `script` for its exit code."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     usual = {"env": env, "capture_output": True, "text": True, "check": False}
@@ -208,35 +195,19 @@ def start(random_gpt2: GPT2LMHeadModel, tokenizer: Any, tmp_path: Path) -> str:
 def tiny_judge(tokenizer: PreTrainedTokenizerBase, **config: Any) -> GPT2ForSequenceClassification:
     """A one-score classifier with random weights, far from uniform; keywords change its shape."""
     torch.manual_seed(0)
-    shape = {
-        "vocab_size": len(tokenizer),
-        "n_layer": 1,
-        "n_embd": 16,
-        "n_head": 2,
-        "n_positions": 256,
-        "num_labels": 1,
-        "initializer_range": 0.5,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    return GPT2ForSequenceClassification(GPT2Config(**{**shape, **config}))
+    ids = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    shape = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 256, "num_labels": 1}
+    return GPT2ForSequenceClassification(
+        GPT2Config(**{"initializer_range": 0.5, **ids, **shape, **config})
+    )
 
 
-ON_CPU: dict[str, Any] = {
-    "use_cpu": True,
-    "bf16": False,
-    "gradient_checkpointing": False,
-    "report_to": [],
-    "disable_tqdm": True,
-}
+ON_CPU: dict[str, Any] = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+ON_CPU |= {"report_to": [], "disable_tqdm": True}
 """Keys of a trainer that runs quietly on the CPU."""
 
-NOT_KEPT: dict[str, Any] = {
-    **ON_CPU,
-    "logging_steps": 1,
-    "eval_steps": 100,
-    "save_strategy": "no",
-    "load_best_model_at_end": False,
-}
+NOT_KEPT: dict[str, Any] = {**ON_CPU, "logging_steps": 1, "eval_steps": 100}
+NOT_KEPT |= {"save_strategy": "no", "load_best_model_at_end": False}
 """Keys of a few steps that are looked at, and of which nothing is saved."""
 
 
@@ -247,18 +218,15 @@ class Means(dict[str, float]):
         self._given: dict[str, list[float]] = {}
 
     def log(self, name: str, value: float) -> None:
-        given = self._given.setdefault(name, [])
-        given.append(value)
-        self[name] = sum(given) / len(given)
+        self._given.setdefault(name, []).append(value)
+        self[name] = statistics.mean(self._given[name])
 
     def clear(self) -> None:
         super().clear()
         self._given.clear()
 
 
-def packaged_trainer(
-    args: RookWorldGRPOConfig, reward_funcs: Any, data: LoadedData, train_dataset: Dataset
-) -> RookWorldGRPOTrainer:
+def packaged_trainer(args: Any, reward_funcs: Any, data: LoadedData, train_dataset: Dataset) -> Any:
     """A trainer of the packaged model, outside of pytest's fixtures too."""
     return RookWorldGRPOTrainer(
         loading.load_model(loading.PACKAGED_MODEL),
@@ -277,19 +245,11 @@ def make_trainer(tmp_path: Path, packaged: LoadedData) -> Callable[..., GRPOTrai
     Functions that are given as rewards have the weight 1 each.
     """
 
-    def make(
-        model: Any,
-        tokenizer: PreTrainedTokenizerBase,
-        kind: type[GRPOTrainer] = RookWorldGRPOTrainer,
-        train_dataset: Dataset | None = None,
-        eval_dataset: Dataset | None = None,
-        reward_funcs: Any = None,
-        peft_config: Any = None,
-        **options: Any,
-    ) -> GRPOTrainer:
+    def make(model: Any, tokenizer: Any, kind: Any = RookWorldGRPOTrainer, **options: Any) -> Any:
+        funcs = options.pop("reward_funcs", None)
         defaults = {
             "output_dir": str(tmp_path / "run"),
-            "rewards": REWARDS[: len(reward_funcs or REWARDS)],
+            "rewards": REWARDS[: len(funcs or REWARDS)],
             "per_device_train_batch_size": 8,
             "per_device_eval_batch_size": 16,
             "num_generations": 4,
@@ -300,21 +260,19 @@ def make_trainer(tmp_path: Path, packaged: LoadedData) -> Callable[..., GRPOTrai
         }
         return kind(
             model=model,
-            reward_funcs=reward_funcs or get_reward_funcs(options.get("rewards", REWARDS)),
-            args=RookWorldGRPOConfig(**{**defaults, **options}),
-            train_dataset=train_dataset or mixed_rows(packaged.train),
-            eval_dataset=eval_dataset or mixed_rows(packaged.heldout, each=8),
+            reward_funcs=funcs or get_reward_funcs(options.get("rewards", REWARDS)),
+            train_dataset=options.pop("train_dataset", None) or mixed_rows(packaged.train),
+            eval_dataset=options.pop("eval_dataset", None) or mixed_rows(packaged.heldout, each=8),
             processing_class=tokenizer,
-            peft_config=peft_config,
+            peft_config=options.pop("peft_config", None),
+            args=RookWorldGRPOConfig(**{**defaults, **options}),
         )
 
     return make
 
 
 @pytest.fixture
-def build(
-    make_trainer: Callable[..., Any], random_gpt2: GPT2LMHeadModel, tokenizer: Any
-) -> Callable[..., Any]:
+def build(make_trainer: Any, random_gpt2: GPT2LMHeadModel, tokenizer: Any) -> Callable[..., Any]:
     """As `make_trainer`, of a copy of the model with random weights unless another is given."""
     return lambda model=None, **options: make_trainer(
         model or copy.deepcopy(random_gpt2), tokenizer, **options
@@ -322,24 +280,16 @@ def build(
 
 
 def history(run: Path | str) -> list[dict[str, Any]]:
-    """What a run logged, read from its folder."""
-    logs: list[dict[str, Any]] = json.loads(Path(run, "trainer_state.json").read_text())[
-        "log_history"
-    ]
-    return logs
+    return json.loads(Path(run, "trainer_state.json").read_text())["log_history"]
 
 
 def first_batch(trainer: Any) -> dict[str, Any]:
-    """The trainer's first batch, as it learns from it."""
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
-    batch: dict[str, Any] = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
-    return batch
+    return trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
 
 
-def mixed_rows(
-    rows: Dataset, each: int = 16, tasks: Sequence[str] = ("environment", "policy")
-) -> Dataset:
+def mixed_rows(rows: Dataset, each: int = 16, tasks: Any = ("environment", "policy")) -> Dataset:
     """Rows of the tasks in turn: prompts of different lengths in every batch."""
     column = rows["task"][:]  # as a list: to go through a column of a data set takes a second
     of_task = [[i for i, name in enumerate(column) if name == task][:each] for task in tasks]

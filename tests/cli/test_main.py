@@ -19,11 +19,11 @@ from rookworld_rlvr.common.errors import ConfigurationError
 
 from ..conftest import RECIPES, REPOSITORY, ran
 
+MAIN = "from rookworld_rlvr.cli.main import main; main()"
+
 
 def rookworld(*words: str, python: str = sys.executable, cwd: Path, code: int = 0) -> Any:
-    """The command in a process of its own."""
-    main = "from rookworld_rlvr.cli.main import main; main()"
-    return ran(python, "-c", main, *words, cwd=cwd, timeout=240, code=code)
+    return ran(python, "-c", MAIN, *words, cwd=cwd, timeout=240, code=code)
 
 
 def test_every_script_is_a_command_and_says_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,9 +46,7 @@ def test_every_script_is_a_command_and_says_what_it_does(monkeypatch: pytest.Mon
         (["recipes", "copy", "grpo_mix"], "no recipe 'grpo_mix'; did you mean grpo_mixed"),
     ],
 )
-def test_faults_name_the_remedy(
-    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_faults_name_the_remedy(words: list[str], said: str, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setattr(sys, "argv", ["rookworld", *words])
     monkeypatch.delattr(os, "execv")  # it would replace this process
     with pytest.raises(SystemExit) as ended:
@@ -77,40 +75,15 @@ def test_a_fault_on_two_processes_is_one_message_and_exit_code_2(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_ctrl_c_on_two_processes_saves_and_leaves_no_traceback(tmp_path: Path) -> None:
-    process = begun_on_two(tmp_path)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    is_saved_together(process, tmp_path, 128 + signal.SIGINT)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("who", ["0", "1", "launcher", "all"])
-def test_sigterm_to_any_of_two_processes_stops_both_after_the_same_step(
-    who: str, tmp_path: Path
-) -> None:
-    """Schedulers signal the launcher, one process of the job or all of them."""
-    process = begun_on_two(tmp_path)
-    launcher = psutil.Process(process.pid)
-    ranks = {
-        rank: child
-        for child in launcher.children(recursive=True)
-        if (rank := child.environ().get("RANK")) is not None
-    }
-    for target in {"launcher": [launcher], "all": [launcher, *ranks.values()]}.get(who) or [
-        ranks[who]
-    ]:
-        target.send_signal(signal.SIGTERM)
-    is_saved_together(process, tmp_path, 128 + signal.SIGTERM)
-
-
-def begun_on_two(folder: Path) -> subprocess.Popen[str]:
-    """A long run on two processes that has taken two steps."""
-    words = ["grpo", "--accelerate_config", "cpu", "--num_processes", "2", "--max_steps", "500"]
-    small = "--per_device_train_batch_size 16 --heldout_rows 6 --report_to none --logging_steps 1"
-    words += [*small.split(), "--eval_steps", "500", "--save_steps", "500", "--output_dir", "run"]
+@pytest.mark.parametrize("who", ["0", "1", "launcher", "all", "terminal"])
+def test_a_signal_stops_two_processes_after_the_same_step(who: str, tmp_path: Path) -> None:
+    """Schedulers send SIGTERM to the launcher, to one process or to all, a terminal Ctrl-C."""
+    words = "grpo --accelerate_config cpu --num_processes 2 --max_steps 500 --heldout_rows 6"
+    words += " --per_device_train_batch_size 16 --report_to none --logging_steps 1"
+    words += " --eval_steps 500 --save_steps 500 --output_dir run"
     process = subprocess.Popen(
-        [sys.executable, "-uc", "from rookworld_rlvr.cli.main import main; main()", *words],
-        cwd=folder,
+        [sys.executable, "-uc", MAIN, *words.split()],
+        cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -118,17 +91,20 @@ def begun_on_two(folder: Path) -> subprocess.Popen[str]:
         start_new_session=True,
     )
     assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("step     2/500"):
-            break
-    return process
-
-
-def is_saved_together(process: subprocess.Popen[str], folder: Path, code: int) -> None:
+    next(line for line in process.stdout if line.startswith("step     2/500"))
+    number = signal.SIGINT if who == "terminal" else signal.SIGTERM
+    if who == "terminal":
+        os.killpg(process.pid, number)
+    else:
+        launcher = psutil.Process(process.pid)
+        named = {child.environ().get("RANK"): child for child in launcher.children(recursive=True)}
+        for name, target in {**named, "launcher": launcher}.items():
+            if name is not None and who in ("all", name):
+                target.send_signal(number)
     out, err = process.communicate(timeout=120)
-    assert process.returncode == code
+    assert process.returncode == 128 + number
     assert "Traceback" not in err and "--resume_from_checkpoint auto to go on" in out
-    (checkpoint,) = (folder / "run").glob("checkpoint-*")
+    (checkpoint,) = (tmp_path / "run").glob("checkpoint-*")
     assert len(list(checkpoint.glob("rng_state_*.pth"))) == 2, "both processes saved their part"
 
 
@@ -162,15 +138,13 @@ def from_a_wheel(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.slow
-def test_a_wheel_trains_the_packaged_recipe_and_reports(
-    from_a_wheel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wheel_trains_and_reports(from_a_wheel: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)  # the clone would come before the wheel
     done = rookworld("recipes", "copy", "grpo_nano", python=from_a_wheel, cwd=tmp_path)
     assert done.stdout.strip() == "grpo_nano.yaml"
     small = "--max_steps 1 --per_device_train_batch_size 16 --heldout_rows 6 --report_to none"
-    for recipe in ([], ["--config", "grpo_nano.yaml"]):
-        words = ["grpo", *recipe, *small.split(), "--output_dir", "run"]
+    for recipe in ("grpo", "grpo --config grpo_nano.yaml"):
+        words = f"{recipe} {small} --output_dir run".split()
         out = rookworld(*words, python=from_a_wheel, cwd=tmp_path).stdout
         assert "held-out metric" in out
         command = f"{Path(from_a_wheel).with_name('rookworld')} report --run run"

@@ -5,6 +5,7 @@ import itertools
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -17,7 +18,6 @@ from ..conftest import RECIPES, recipe, script
 
 
 def grpo() -> parser.StrictParser:
-    """The parser of the GRPO script."""
     return parser.StrictParser(recipe("grpo").GROUPS, recipe("grpo").RECIPE)
 
 
@@ -39,9 +39,8 @@ def test_what_stops_all_else_is_the_only_fault(words: str, reason: str, tmp_path
 
 
 def test_all_mistakes_are_refused_at_once_before_anything(tmp_path: Path) -> None:
-    (tmp_path / "file.yaml").write_text(
-        "bf16: false\nlearning_rat: 1\nrewards: [enviroment_exact]\n"
-    )
+    own = "bf16: false\nlearning_rat: 1\nrewards: [enviroment_exact]\n"
+    (tmp_path / "file.yaml").write_text(own)
     words = "--learning_rate -1 --report_to wnb --temperature -1 --top_p 2 --zero_variance kep --seed -1"
     words += " --model_name_or_path nowhere --output_dir file.yaml/run --dataset_name none.txt"
     strange = ["--config", "file.yaml", "--max_steps", "many", "--no_such_key", "1"]
@@ -56,18 +55,14 @@ def test_all_mistakes_are_refused_at_once_before_anything(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == [tmp_path / "file.yaml"], "nothing is left behind"
 
 
-def test_a_dashboard_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "get_available_reporting_integrations", lambda: ["wandb"])
-    grpo().parse_strictly("--use_cpu --bf16 false --report_to wandb".split())
-    with pytest.raises(ConfigurationError, match="report_to: tensorboard is not installed, or"):
-        grpo().parse_strictly("--use_cpu --bf16 false --report_to tensorboard".split())
-
-
 def test_a_resolved_recipe_begins_with_what_differs_from_the_defaults() -> None:
     made = grpo()
     words = "--use_cpu --bf16 false --output_dir nowhere --seed 3 --per_device_train_batch_size 16"
-    given = ["--rewards", '[{"name": "graduated", "weight": 2}]']
-    resolved = made.resolved(*made.parse_strictly([*words.split(), *given]))
+    given = ["--rewards", '[{"name": "graduated", "weight": 2}]', "--trust_remote_code", "true"]
+    groups = made.parse_strictly([*words.split(), *given])
+    assert [g.trust_remote_code for g in groups if hasattr(g, "trust_remote_code")] == [True]
+    resolved = made.resolved(*groups)
+    assert "trust_remote_code" not in resolved, "it is given anew each time"
     changed, default, derived = re.split("^# .*\n", resolved, flags=re.MULTILINE)[1:4]
     assert yaml.safe_load(changed)["seed"] == 3
     assert yaml.safe_load(changed)["rewards"] == [{"name": "graduated", "weight": 2}]
@@ -90,9 +85,7 @@ def test_every_resolved_recipe_can_be_parsed(name: str, tmp_path: Path) -> None:
                 assert getattr(other, field.name) == value, field.name
 
 
-def test_help_begins_with_what_people_turn_and_describes_any_key(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_begins_with_what_people_turn_and_knows_any_key(capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys, "argv", [str(RECIPES / "grpo.py")])
 
@@ -114,16 +107,16 @@ def test_help_begins_with_what_people_turn_and_describes_any_key(
         described = re.match(r"  --\S.*  \S", line) or following.startswith("      ")
         assert not line.startswith("  --") or described, f"{line}: no word on it"
     assert "adam_beta1" not in text and "adam_beta1" in shown("--help", "adam_beta1")
-    with pytest.raises(ConfigurationError, match="did you mean learning_rate"):
-        shown("--help", "learning_rat")
 
 
 def value_of(key: str, *words: str) -> object:
-    """A key's value after a command line has been read."""
     usual = "--use_cpu --bf16 false --output_dir nowhere --max_steps 9".split()
     groups = grpo().parse_strictly([*usual, *words])
     (value,) = (getattr(group, key) for group in groups if hasattr(group, key))
     return value
+
+
+NO_CODE = ".*would let this file run code.* --trust_remote_code true on the command line"
 
 
 def test_a_list_may_be_given_as_words() -> None:
@@ -131,18 +124,33 @@ def test_a_list_may_be_given_as_words() -> None:
     assert rewards == [{"name": "environment_exact"}, {"name": "policy_format"}]
     words = ["--optim_target_modules", "attn", "mlp"]
     assert value_of("optim_target_modules", *words) == ["attn", "mlp"]
-    with pytest.raises(ConfigurationError, match="--max_steps takes one value; leave '4' out"):
-        value_of("max_steps", "--max_steps", "3", "4")
-    with pytest.raises(ConfigurationError, match="'learning_rate=1e-5' belongs to no --key"):
-        grpo().parse_strictly(["learning_rate=1e-5"])
 
 
-def test_the_key_of_a_file_or_folder_that_stands_alone_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text("")
-    for path, key in ((file, "dataset_name"), (tmp_path, "model_name_or_path")):
-        with pytest.raises(ConfigurationError, match=f"; write --{key} {path}"):
-            grpo().parse_strictly([str(path)])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--max_steps 3 4", "--max_steps takes one value; leave '4' out"),
+        ("learning_rate=1e-5", "'learning_rate=1e-5' belongs to no --key"),
+        ("rows.jsonl", "; write --dataset_name rows.jsonl"),
+        ("thesis", "; write --model_name_or_path thesis"),
+        ("--config recipe.yaml", "recipe.yaml: .*max_steps.*: invalid int value: 'ten'"),
+        ("--config recipy.yaml", "did you mean .*recipe.yaml"),
+        ("--report_to tensorboard", "report_to: tensorboard is not installed, or"),
+        ("--help learning_rat", "did you mean learning_rate"),
+        ("--config trusts.yaml", "trusts.yaml: trust_remote_code: " + NO_CODE),
+        ("--config keys.yaml", "keys.yaml: model_init_kwargs: " + NO_CODE),
+    ],
+)
+def test_a_fault_says_what_to_do(words: str, said: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").touch()
+    Path("thesis").mkdir()
+    Path("recipe.yaml").write_text("model_name_or_path: rookworld-nano\nmax_steps: ten\n")
+    Path("trusts.yaml").write_text("trust_remote_code: 'yes'\n")
+    Path("keys.yaml").write_text("model_init_kwargs: '{\"trust_remote_code\": true}'\n")
+    monkeypatch.setattr(config, "get_available_reporting_integrations", lambda: ["wandb"])
+    with pytest.raises(ConfigurationError, match=said):
+        grpo().parse_strictly([*words.split(), "--use_cpu", "--bf16", "false"])
 
 
 @pytest.mark.parametrize(
@@ -155,35 +163,6 @@ def test_the_key_of_a_file_or_folder_that_stands_alone_is_named(tmp_path: Path) 
         ("task_shares: {policy: 9e-1, environment: 1e-1}", {"policy": 0.9, "environment": 0.1}),
     ],
 )
-def test_what_yaml_reads_otherwise_than_people_is_what_they_mean(
-    line: str, value: object, tmp_path: Path
-) -> None:
+def test_what_yaml_reads_otherwise_than_people(line: str, value: object, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(f"{line}\nmodel_name_or_path: rookworld-nano\n")
     assert value_of(line.split(":")[0], "--config", str(tmp_path / "recipe.yaml")) == value
-
-
-def test_faults_of_a_recipe_name_the_file(tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text("model_name_or_path: rookworld-nano\nmax_steps: ten\n")
-    said = "recipe.yaml: .*max_steps.*: invalid int value: 'ten'"
-    for name, fault in (("recipe", said), ("recipy", "did you mean .*recipe.yaml")):
-        with pytest.raises(ConfigurationError, match=fault):
-            grpo().parse_strictly(["--config", str(tmp_path / f"{name}.yaml")])
-
-
-@pytest.mark.parametrize(
-    "line", ["trust_remote_code: 'yes'", "model_init_kwargs: '{\"trust_remote_code\": true}'"]
-)
-def test_a_recipe_cannot_ask_for_a_models_code(line: str, tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text(f"{line}\n")
-    done = script("grpo.py", "--config", "recipe.yaml", "--dry_run", cwd=tmp_path, code=2)
-    assert f"recipe.yaml: {line.split(':')[0]}: " in done.stderr
-    assert "would let this file run code" in done.stderr
-    assert "--trust_remote_code true on the command line" in done.stderr
-
-
-def test_the_command_line_may_and_the_resolved_recipe_does_not_repeat_it() -> None:
-    made = grpo()
-    words = "--use_cpu --bf16 false --output_dir nowhere --trust_remote_code true".split()
-    groups = made.parse_strictly(words)
-    assert [g.trust_remote_code for g in groups if hasattr(g, "trust_remote_code")] == [True]
-    assert "trust_remote_code" not in made.resolved(*groups)

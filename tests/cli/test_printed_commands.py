@@ -4,6 +4,7 @@ import importlib
 import re
 import shlex
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from rookworld_rlvr.cli.run import MODULES, SCRIPTS
 
 from ..conftest import REPOSITORY, recipe
 from ..docs.pages import commands, run
-from ..killed import run as run_script
+from ..killed import run as run_apart
 
 NOT_RUN = {
     "rookworld prepare --config prepare_policy": "reads seven million rows from the Hub",
@@ -32,16 +33,10 @@ NOT_RUN = {
 """What the tests do not run, and why; the commands of an audit are run by its own tests."""
 
 STRINGS = [
-    *REPOSITORY.glob("rookworld_rlvr/**/*.py"),
-    *REPOSITORY.glob("rookworld_rlvr/assets/**/*.yaml"),
-    *REPOSITORY.glob("rookworld_rlvr/assets/**/*.j2"),
-    *REPOSITORY.glob("recipes/*.py"),
+    path
+    for pattern in ("rookworld_rlvr/**/*.py", "rookworld_rlvr/assets/**/*.[yj]*", "recipes/*.py")
+    for path in REPOSITORY.glob(pattern)
 ]
-
-
-def run_words(name: str, line: str, folder: Path) -> tuple[int, str]:
-    """Run a script with the words of a line."""
-    return run_script(name, shlex.split(line), folder)
 
 
 def printed() -> list[str]:
@@ -56,50 +51,44 @@ def printed() -> list[str]:
 
 def test_a_command_that_a_message_names_exists() -> None:
     assert set(NOT_RUN) <= set(printed())
-    known = {*SCRIPTS, *MODULES, "recipes", "COMMAND"}
+    command = re.compile(r"(?<![\w/-])rookworld (?:`\")?([a-z]+)\b( --\w+)*")
     for path in STRINGS:
-        for name, options in re.findall(
-            r"(?<![\w/-])rookworld (?:`\")?([a-z]+)\b((?: --\w+)*)",
-            path.read_text(encoding="utf-8"),
-        ):
-            assert name in known, f"{path}: rookworld {name}"
-            assert not options or name in SCRIPTS or name in MODULES, f"{path}: {options}"
+        for name, options in command.findall(path.read_text(encoding="utf-8")):
+            assert name in ({*SCRIPTS, *MODULES} if options else {*SCRIPTS, *MODULES, "recipes"}), (
+                path
+            )
 
 
 def test_after_sft_the_same_rows_are_suggested() -> None:
     given = {"dataset_name": "my rows.txt", "tasks": ["environment"], "max_steps": 3}
     given["max_completion_length"] = "137"
-    text = next_commands(Path("runs/mine"), "rookworld-nano", given, "sft")
-    words = (
-        "grpo --config grpo_nano --output_dir runs/mine-grpo --model_name_or_path runs/mine "
-        "--dataset_name 'my rows.txt' --tasks environment"
-    )
-    assert text.splitlines()[-1].endswith(f"{words} --max_completion_length 137")
-    given["tasks"] = ["policy", "fill_in"]
-    text = next_commands(Path("runs/mine"), "rookworld-nano", given, "sft")
+    of_mine = partial(next_commands, Path("runs/mine"), "rookworld-nano")
+    words = "grpo --config grpo_nano --output_dir runs/mine-grpo --model_name_or_path runs/mine "
+    words += "--dataset_name 'my rows.txt' --tasks environment --max_completion_length 137"
+    assert of_mine(given, "sft").splitlines()[-1].endswith(words)
+    text = of_mine({**given, "tasks": ["policy", "fill_in"]}, "sft")
     assert " --tasks policy fill_in --max_completion_length 137" in text
     assert text.endswith(" --rewards policy_best_move fill_in_exact")
-    text = next_commands(Path("runs/mine"), "rookworld-nano", {}, "sft", rows=15)
+    text = of_mine({}, "sft", rows=15)
     assert "--output_dir runs/mine-grpo --per_device_train_batch_size 120 --model" in text
-    text = next_commands(Path("runs/mine"), "rookworld-nano", {}, "sft", rows=16)
-    assert "--per_device_train_batch_size" not in text
+    assert "--per_device_train_batch_size" not in of_mine({}, "sft", rows=16)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["environment", "fill_in"])
 def test_what_sft_prints_runs_as_it_stands(task: str, tmp_path: Path) -> None:
+    def said(name: str, line: str) -> str:
+        code, said = run_apart(name, shlex.split(line), tmp_path)
+        assert code == 0, said
+        return said
+
     made = {"environment": "--synthetic_rows 150", "fill_in": "--synthetic_fill_in_rows 150"}[task]
-    code, said = run_words("prepare_data.py", f"{made} --output_file rows.parquet", tmp_path)
-    assert code == 0, said
+    said("prepare_data.py", f"{made} --output_file rows.parquet")
     words = f"--model_name_or_path rookworld-nano --dataset_name rows.parquet --tasks {task}"
     small = "--max_steps 1 --heldout_rows 2 --report_to none --use_cpu"
-    code, said = run_words("sft.py", f"{words} --output_dir runs/mine {small}", tmp_path)
-    assert code == 0, said
-    line = next(line for line in said.splitlines() if " grpo --" in line)
-    printed = line.split(" grpo ")[1]
-    short = f"{small} --per_device_train_batch_size 2 --num_generations 2"
-    code, said = run_words("grpo.py", f"{printed} {short}", tmp_path)
-    assert code == 0, said
+    printed = said("sft.py", f"{words} --output_dir runs/mine {small}")
+    (line,) = re.findall(" grpo (--.*)", printed)
+    said("grpo.py", f"{line} {small} --per_device_train_batch_size 2 --num_generations 2")
 
 
 @pytest.mark.slow

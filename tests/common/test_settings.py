@@ -1,7 +1,7 @@
 """Keys that are declared with their bounds: each kind of bound, and all faults at once."""
 
 import math
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
@@ -11,25 +11,21 @@ from rookworld_rlvr.common.settings import (
     Checked,
     each,
     key_faults,
-    record_faults,
     setting,
     share_bounds,
     with_default,
 )
 
 COLOURS = {"red": 1, "green": 2, "blue": 3}
+SHARES: Any = share_bounds(COLOURS, "colour")
 
 
-@dataclass(frozen=True)
-class Bulb:
-    socket: Literal["E14", "E27"] = setting(MISSING, "Look at the lamp.")
-    kelvin: int | None = setting(None, "Its warmth.", least=1_000)
+def loud(word: str, name: str) -> list[str]:
+    return [f"{name}: {word}"] if "!" in word else []
 
 
 @dataclass
 class Lamp(Checked):
-    """A dataclass with a key of each kind."""
-
     mode: Literal["steady", "blinking"] = setting("steady", "How it shines.")
     watts: float = setting(5.0, "What it takes.", above=0)
     dimmed: float = setting(0.0, "By how much.", least=0, most=1)
@@ -37,16 +33,10 @@ class Lamp(Checked):
     hours: int = setting(1, "For how long.", least=1, most=24)
     colours: list[str] = setting(["red"], "It shows them in turn.", among=COLOURS, filled=True)
     delays: list[int] | None = setting(None, "Between them, in seconds.", least=0)
-    shares: dict[str, float] | str | None = setting(
-        None, "Of its colours.", **share_bounds(COLOURS, "colour")
-    )
+    shares: dict[str, float] | str | None = setting(None, "Of its colours.", **SHARES)
     levels: dict[str, int] | str | None = setting(None, "Of its colours.", among=COLOURS, least=1)
     label: str = setting("lamp", "What it is called.", filled=True)
-    words: list[str] = setting(
-        [],
-        "On its base.",
-        check=each(lambda word, name: [f"{name}: {word}"] if "!" in word else []),
-    )
+    words: list[str] = setting([], "On its base.", check=each(loud))
     note: str = "no key of ours"
 
     def faults(self) -> list[str]:
@@ -87,12 +77,11 @@ def test_each_bound_names_the_value_and_the_remedy(options: dict[str, Any], faul
 def test_all_faults_are_found_at_once() -> None:
     with pytest.raises(ConfigurationError) as caught:
         Lamp(mode="blinkin", watts=-1, colours=["rde", "red", "red"], note="lamp")
-    assert caught.value.faults == [
-        "mode: 'blinkin' is not a valid value; did you mean blinking?",
-        "watts: -1 is too small; give more than 0",
-        "colours: 'rde' is not a valid value; did you mean red?",
-        "label and note are alike; change one",
-    ]
+    *others, last = caught.value.faults
+    assert [fault.split()[:2] for fault in others] == [
+        ["mode:", "'blinkin'"], ["watts:", "-1"], ["colours:", "'rde'"]
+    ]  # fmt: skip
+    assert last == "label and note are alike; change one"
 
 
 def test_good_values_are_kept_and_json_is_read() -> None:
@@ -109,12 +98,3 @@ def test_another_default_keeps_help_and_bounds() -> None:
     assert Torch().watts == 1.0
     with pytest.raises(ConfigurationError, match="give more than 0"):
         Torch(watts=0)
-
-
-def test_a_mapping_that_is_to_become_a_record() -> None:
-    assert record_faults(Bulb, {"socket": "E27"}, "bulb") == []
-    assert record_faults(Bulb, {"kelvin": 10, "soket": "E27"}, "bulb") == [
-        "bulb: no option 'soket'; did you mean socket?",
-        "bulb: socket: missing; Look at the lamp.",
-        "bulb: kelvin: 10 is too small; give at least 1000",
-    ]

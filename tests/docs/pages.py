@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,10 @@ from ..conftest import REPOSITORY, ran, script
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 
 # Commands that need a network, an account, a package manager or hours. What they name must exist.
-NOT_RUN = (
-    "accelerate", "apt-get", "brew", "cd", "git", "hf", "make", "pip", "python",
-    "source", "trackio", "uv", "wandb",
-)  # fmt: skip
+NOT_RUN = "accelerate apt-get brew cd git hf make pip python source trackio uv wandb".split()
 
 TRAINING = """
-    --max_rows 400 --synthetic_rows 40 --heldout_rows 4 --max_steps 1 --eval_steps 1 --save_steps 1
+    --max_rows 300 --synthetic_rows 20 --heldout_rows 4 --max_steps 1 --eval_steps 1 --save_steps 1
     --per_device_train_batch_size 8 --per_device_eval_batch_size 8 --gradient_accumulation_steps 1
     --dtype float32 --bf16 false --use_cpu --report_to none --dataloader_pin_memory false
 """.split()
@@ -47,28 +46,13 @@ SMALL: dict[str, list[str]] = {
     "prepare": ["--max_rows", "4", "--engine_depth", "2", "--synthetic_rows", "4"],
 }
 """What is put behind a command so that it takes seconds; what the page gives itself stays, but for a
-model and data that have to be downloaded."""
-ROUNDS: dict[str, Any] = {
-    "train": {
-        "max_steps": 2,
-        "eval_steps": 1,
-        "save_steps": 1,
-        "heldout_rows": 4,
-        "per_device_train_batch_size": 4,
-        "use_cpu": True,
-        "report_to": "none",
-    },
-    "rounds": 1,
-    "games": 4,
-    "plies": 2,
-    "match_games": 2,
-    "engine_depth": 2,
-}
-"""What makes the packaged rounds short."""
+model and data that have to be downloaded, and for many steps."""
+ROUNDS: dict[str, Any] = {"rounds": 1, "games": 4, "plies": 2, "match_games": 2, "engine_depth": 2}
+ROUNDS["train"] = {"max_steps": 2, "eval_steps": 1, "save_steps": 1, "heldout_rows": 4}
+ROUNDS["train"] |= {"per_device_train_batch_size": 4, "use_cpu": True, "report_to": "none"}
 
 
 def fences(page: Path) -> Iterator[tuple[str, str]]:
-    """Language and text of each code fence."""
     yield from FENCE.findall(page.read_text(encoding="utf-8"))
 
 
@@ -92,47 +76,38 @@ def follow(page: Path, folder: Path) -> int:
                 exec(compile(text, str(page), "exec"), names)
             done += 1
         elif language == "console":
-            for words in commands(text):
-                done += run(words, folder)
+            done += sum(run(words, folder) for words in commands(text))
     return done
 
 
 def run(words: list[str], folder: Path) -> bool:
     """Run a command small, and whether it was run: of others only what they name is looked for."""
+    command, given = "".join(words[1:2]), words[2:]
     if words[0] == "trl":
         ran(str(Path(sys.executable).with_name("trl")), *words[1:], cwd=folder)
-        return True
-    if words[0] != "rookworld":
+    elif words[0] != "rookworld":
         assert words[0] in NOT_RUN, f"{words}: neither run nor listed as one that is not"
         for word in words[1:]:
             if word.startswith(("recipes/", "benchmarks/", "accelerate_configs/")):
                 assert (REPOSITORY / word).exists(), word
         if words[0] == "make" and "-C" not in words:
             targets = re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.M)
-            assert words[1] in targets, words
+            assert command in targets, words
         return False
-    command, given = words[1], words[2:]
-    if command == "recipes" or command.startswith("-"):
+    elif command == "recipes" or command.startswith("-"):
         with contextlib.chdir(folder):
             assert main.recipes(given) if command == "recipes" else main.usage()
-        return True
-    if command == "uci":  # an engine ends its process
+    elif command == "uci":  # an engine ends its process
         module = ("-m", MODULES[command], *given)
-        done = ran(sys.executable, *module, input="uci\nquit\n", cwd=folder)
-        assert "uciok" in done.stdout, words
-        return True
-    if command == "web" and "--space" not in given:
-        return run_page(given, folder)
-    if command in MODULES:
-        return run_module(MODULES[command], given, folder)
-    _, line = main.command_line(SCRIPTS[command], given)
-    done = script(
-        f"{SCRIPTS[command]}.py", *small(command, line[1:], folder), cwd=folder, code=None
-    )
-    # a diagnosis says by 1 that a run should not start like this
-    assert done.returncode in ((0, 1) if command == "diagnose" else (0,)), (
-        f"{words}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-    )
+        assert "uciok" in ran(sys.executable, *module, input="uci\nquit\n", cwd=folder).stdout
+    elif command == "web" and "--space" not in given:
+        run_page(given, folder)
+    elif command in MODULES:
+        run_module(MODULES[command], given, folder)
+    else:
+        _, line = main.command_line(SCRIPTS[command], given)
+        code = None if command == "diagnose" else 0  # 1: a run should not start like this
+        script(f"{SCRIPTS[command]}.py", *small(command, line[1:], folder), cwd=folder, code=code)
     return True
 
 
@@ -140,6 +115,8 @@ def small(command: str, words: list[str], folder: Path) -> list[str]:
     """The words with what makes them quick; a key that the page gives is not given twice."""
     if "--help" in words:
         return words
+    if "--max_steps" in words:
+        words[words.index("--max_steps") + 1] = "2"
     given = {word for word in words if word.startswith("--")}
     recipe: dict[str, Any] = {}
     if "--config" in given:
@@ -155,23 +132,17 @@ def small(command: str, words: list[str], folder: Path) -> list[str]:
         return ["--config", "evolve.yaml", *("2" if word == "5" else word for word in words)]
     if str(recipe.get("dataset_name")).startswith("rookworld-"):
         given.add("--dataset_name")  # it is packaged
-    extra: list[str] = []
-    for option in re.findall(r"--\w+(?: (?!--)\S+)*", " ".join(SMALL.get(command, []))):
-        if option.split()[0] not in given:
-            extra += option.split()
-    return [*words, *extra]
+    options = re.findall(r"--\w+(?: (?!--)\S+)*", " ".join(SMALL.get(command, [])))
+    extra = (option.split() for option in options if option.split()[0] not in given)
+    return [*words, *chain.from_iterable(extra)]
 
 
-def run_page(words: list[str], folder: Path) -> bool:
+def run_page(words: list[str], folder: Path) -> None:
     """The page, which is served until it is interrupted."""
     command = [sys.executable, "-m", MODULES["web"], *words]
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # not so in the background
-    ) as page:
+    options: Any = {"cwd": folder, "stdout": subprocess.PIPE, "text": True}
+    ctrl_c = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # not so in the background
+    with subprocess.Popen(command, preexec_fn=ctrl_c, **options) as page:
         assert page.stdout is not None
         said = [line for _, line in zip(range(2), page.stdout, strict=False)]
         page.send_signal(signal.SIGINT)
@@ -180,10 +151,9 @@ def run_page(words: list[str], folder: Path) -> bool:
         finally:
             page.kill()
     assert "the page is at http://127.0.0.1:" in said[-1], said
-    return True
 
 
-def run_module(module: str, words: list[str], folder: Path) -> bool:
+def run_module(module: str, words: list[str], folder: Path) -> None:
     """One of the commands that are modules; a person who is asked something leaves."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -193,4 +163,3 @@ def run_module(module: str, words: list[str], folder: Path) -> bool:
         with contextlib.redirect_stdout(io.StringIO()), pytest.raises(SystemExit) as ended:
             runpy.run_module(module, run_name="__main__")
     assert not ended.value.code, words
-    return True

@@ -18,14 +18,8 @@ from ..conftest import REPOSITORY, ran
 
 CONFIGS = REPOSITORY / "accelerate_configs"
 ALL = sorted(CONFIGS.rglob("*.yaml"))
-DISTRIBUTED_TYPES = {
-    "cpu": DistributedType.MULTI_GPU,  # see its comment
-    "single_gpu": DistributedType.NO,
-    "multi_gpu": DistributedType.MULTI_GPU,
-    "fsdp2": DistributedType.FSDP,
-    "deepspeed_zero2": DistributedType.DEEPSPEED,
-    "multi_node": DistributedType.MULTI_GPU,
-}
+TYPES = dict.fromkeys(("cpu", "multi_gpu", "multi_node"), "MULTI_GPU")  # for `cpu` see its comment
+TYPES |= {"single_gpu": "NO", "fsdp2": "FSDP", "deepspeed_zero2": "DEEPSPEED"}
 SLURM = {
     "scontrol": "printf 'node1\\nnode2\\n'",
     "srun": """shift; for SLURM_NODEID in 0 1; do export SLURM_NODEID; "$@"; done""",
@@ -33,15 +27,23 @@ SLURM = {
 }
 
 
+PARSER = launch_command_parser()
+
+
 def load(path: Path) -> ClusterConfig:
     return load_config_from_file(str(path))
 
 
 def test_accelerate_loads_every_configuration() -> None:
-    assert {path.stem for path in ALL} == set(DISTRIBUTED_TYPES)
+    """The loader takes any key of a plugin; the launcher would carry a misspelt one along unseen."""
+    assert {path.stem for path in ALL} == set(TYPES)
+    known = vars(PARSER.parse_args(["script.py"]))
     for path in ALL:
+        keys = yaml.safe_load(path.read_text())
+        for plugin in ("fsdp_config", "deepspeed_config"):
+            assert keys.get(plugin, {}).keys() <= known.keys()
         config, on_cpu = load(path), path.stem == "cpu"  # raises on an unknown key
-        assert config.distributed_type == DISTRIBUTED_TYPES[path.stem]
+        assert config.distributed_type == DistributedType[TYPES[path.stem]]
         assert config.num_processes % config.num_machines == 0
         assert (config.use_cpu, config.mixed_precision) == (on_cpu, "no" if on_cpu else "bf16")
 
@@ -61,22 +63,12 @@ def test_it_opens_with_its_launch_commands_which_accelerate_takes(path: Path) ->
     if command == "rookworld grpo":
         launcher, script = command_line("grpo", words)
         words = [*launcher, *script]
-    args, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
+    args, *_ = _validate_launch_command(PARSER.parse_args(words))
     assert args.training_script == str(REPOSITORY / "recipes" / "grpo.py")
     assert args.num_processes == load(path).num_processes
 
 
-@pytest.mark.parametrize(
-    ("name", "key"), [("fsdp2", "fsdp_config"), ("deepspeed_zero2", "deepspeed_config")]
-)
-def test_the_keys_of_a_plugin_are_options_of_the_launcher(name: str, key: str) -> None:
-    """The loader takes any key there; the launcher would carry a misspelt one along unseen."""
-    known = vars(launch_command_parser().parse_args(["script.py"]))
-    plugin = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())[key]
-    assert plugin.keys() <= known.keys()
-
-
-def test_slurm_runs_our_command_on_each_machine(tmp_path: Path) -> None:
+def test_slurm_reserves_and_starts_the_machines(tmp_path: Path) -> None:
     """With stand-ins for Slurm's two commands, which run the command on each of two machines."""
     for name, text in SLURM.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
@@ -90,15 +82,10 @@ def test_slurm_runs_our_command_on_each_machine(tmp_path: Path) -> None:
         assert command == "grpo"
         launcher, script = command_line("grpo", words)
         assert script[1:] == own
-        args, _, _ = _validate_launch_command(
-            launch_command_parser().parse_args([*launcher, *script])
-        )
+        args, *_ = _validate_launch_command(PARSER.parse_args([*launcher, *script]))
         found = (args.num_machines, args.num_processes, args.machine_rank, args.main_process_ip)
         assert found == (2, 16, rank, "node1")
     assert len(done.stdout.splitlines()) == 2
-
-
-def test_slurm_reserves_what_multi_node_launches() -> None:
     text = (CONFIGS / "slurm.sh").read_text()
     asked = dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)$", text, re.M))
     assert len(asked) == text.count("#SBATCH")

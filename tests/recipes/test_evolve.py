@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -12,31 +13,19 @@ from .. import killed
 from ..conftest import script
 from ..engines import wait_until
 
-SMALL = {
-    "model_name_or_path": "rookworld-nano",
-    "recipe": "grpo_policy_nano",
-    "train": {
-        "max_steps": 4,
-        "eval_steps": 2,
-        "save_steps": 2,
-        "heldout_rows": 20,
-        "use_cpu": True,
-        "report_to": "none",
-        "guard": {"environment/exact": 0.5},
-    },
-    "output_dir": "out",
-    "rounds": 2,
-    "games": 6,
-    "plies": 3,
-    "match_games": 2,
-    "engine_depth": 4,
-}
+SMALL = """
+model_name_or_path: rookworld-nano
+recipe: grpo_policy_nano
+train: {max_steps: 4, eval_steps: 2, save_steps: 2, heldout_rows: 20, use_cpu: true,
+  report_to: none, guard: {environment/exact: 0.5}}
+output_dir: out
+"""
+SIZES = {"rounds": 2, "games": 6, "plies": 3, "match_games": 2, "engine_depth": 4}
 
 
 def write(folder: Path, **keys: object) -> str:
-    path = folder / "evolve.yaml"
-    path.write_text(yaml.safe_dump({**SMALL, **keys}))
-    return f"--config={path}"
+    (folder / "evolve.yaml").write_text(yaml.safe_dump({**yaml.safe_load(SMALL), **SIZES, **keys}))
+    return f"--config={folder}/evolve.yaml"
 
 
 @pytest.mark.slow
@@ -90,11 +79,7 @@ def test_killed_rounds_end_as_if_nothing_had_happened(tmp_path: Path, stockfish:
         ({"engine_path": "/nowhere"}, "/nowhere"),
     ],
 )
-def test_faults_come_before_the_first_game(
-    keys: dict[str, object], reason: str, tmp_path: Path, stockfish: str
-) -> None:
-    done = script(
-        "evolve.py", write(tmp_path, **{"engine_path": stockfish, **keys}), cwd=tmp_path, code=2
-    )
-    assert reason in " ".join(done.stderr.split())
-    assert not (tmp_path / "out").exists()
+def test_faults_come_before_games(keys: Any, reason: str, tmp_path: Path, stockfish: str) -> None:
+    config = write(tmp_path, **{"engine_path": stockfish, **keys})
+    done = script("evolve.py", config, cwd=tmp_path, code=2)
+    assert reason in " ".join(done.stderr.split()) and not (tmp_path / "out").exists()

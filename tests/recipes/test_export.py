@@ -1,8 +1,8 @@
 """`rookworld export`: what other runtimes answer greedily is what transformers answers."""
 
-import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from rookworld_rlvr.models.gpt2 import position_ids_from_mask
 from rookworld_rlvr.models.loading import PACKAGED_MODEL, load_model, load_tokenizer
 
 from ..conftest import recipe
+from ..engines import script as stand_in
 
 TOKENS = 160
 
@@ -45,8 +46,8 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def export(*words: str) -> None:
-    recipe("export").main(words)
+def export(line: str) -> None:
+    recipe("export").main(line.split())
 
 
 def by_transformers(name: str, most: int = TOKENS) -> tuple[list[list[int]], list[list[int]], int]:
@@ -63,7 +64,7 @@ def test_onnxruntime_answers_as_transformers_does(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="pip install 'rookworld-rlvr[export]'")
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     file = tmp_path / "nano.onnx"
-    export("--format", "onnx", "--output_file", str(file))
+    export(f"--format onnx --output_file {file}")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1
     session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
@@ -91,7 +92,7 @@ def test_llama_cpp_answers_as_transformers_does(gpt2: Path, tmp_path: Path) -> N
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     file = tmp_path / "gpt2.gguf"
     try:
-        export("--model_name_or_path", str(gpt2), "--format", "gguf", "--output_file", str(file))
+        export(f"--model_name_or_path {gpt2} --format gguf --output_file {file}")
     except RookWorldError as error:
         pytest.skip(str(error))
     asked, expected, end = by_transformers(str(gpt2), most=32)  # random weights never end
@@ -108,9 +109,7 @@ def test_llama_cpp_answers_as_transformers_does(gpt2: Path, tmp_path: Path) -> N
                 break
             drawn.append(token)
         equal += drawn == right
-        if (
-            drawn != right
-        ):  # it rounds GELU to float16, which decides ties, and random weights have many
+        if drawn != right:  # its GELU in float16 decides ties, of which random weights have many
             pairs = zip([*drawn, end], [*right, end], strict=False)
             first = next(place for place, (one, other) in enumerate(pairs) if one != other)
             with torch.no_grad():
@@ -119,22 +118,15 @@ def test_llama_cpp_answers_as_transformers_does(gpt2: Path, tmp_path: Path) -> N
     assert equal >= 160
 
 
-def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_or_unknown_is_named(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    gguf = f"--format gguf --output_file {tmp_path}/nano.gguf"
     with pytest.raises(RookWorldError, match=r"convert_hf_to_gguf\.py on the PATH"):
-        export("--format", "gguf", "--output_file", str(tmp_path / "nano.gguf"))
+        export(gguf)
     if find_spec("onnxscript") is None:
         with pytest.raises(RookWorldError, match=r"rookworld-rlvr\[export\]"):
-            export("--format", "onnx", "--output_file", str(tmp_path / "nano.onnx"))
-
-
-def test_a_tokenizer_that_llama_cpp_does_not_know_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+            export(f"--format onnx --output_file {tmp_path}/nano.onnx")
     said = "NotImplementedError: BPE pre-tokenizer was not recognized - update get_vocab_base_pre()"
-    script = tmp_path / "convert_hf_to_gguf.py"
-    script.write_text(f"#!{sys.executable}\nraise SystemExit({said!r})\n")
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
+    stand_in(tmp_path / "convert_hf_to_gguf.py", f"raise SystemExit({said!r})")
     with pytest.raises(RookWorldError, match="does not know this model's tokenizer"):
-        export("--format", "gguf", "--output_file", str(tmp_path / "nano.gguf"))
+        export(gguf)

@@ -1,6 +1,7 @@
 """Runs that are killed at random moments and started again end as if nothing had happened."""
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -27,7 +28,6 @@ VARIANTS = {
 
 
 def prepare(folder: Path, variant: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The arguments of a variant, and the files that it reads."""
     folder.mkdir()
     rows = pd.read_parquet(asset_path("nano_openings.parquet"))
     rows.iloc[::20].to_parquet(folder / "rows.parquet")
@@ -43,15 +43,17 @@ def prepare(folder: Path, variant: str, tokenizer: PreTrainedTokenizerBase) -> l
     return [*words, "--config", str(RECIPES / "grpo_judge.yaml"), "--rewards", rewards]
 
 
-def check(
-    variant: str, kills: list[killed.Kill], tmp_path: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """Compare a run that is killed with one that is left alone."""
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_twenty_kills_leave_no_trace(variant: str, tmp_path: Path, tokenizer: Any) -> None:
+    """A run that is killed is compared with one that is left alone."""
     whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"
     for folder in (whole, disturbed):
         words = prepare(folder, variant, tokenizer)
     code, said = killed.run("grpo.py", words, whole)
     assert code == 0, said[-3000:]
+    kills = killed.kills(seed=[*VARIANTS].index(variant))
+    assert len(kills) == 20
     for kill in kills:
         code, said = killed.run("grpo.py", words, disturbed, kill)
         assert code == -9, f"{kill}: {said[-3000:]}"
@@ -60,13 +62,3 @@ def check(
     one, other = killed.outcome(whole / "run"), killed.outcome(disturbed / "run")
     assert "model.safetensors" in one and len(one["log"]) > 24
     assert killed.differences(one, other) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_twenty_kills_leave_no_trace(
-    variant: str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    kills = killed.kills(seed=[*VARIANTS].index(variant))
-    assert len(kills) == 20
-    check(variant, kills, tmp_path, tokenizer)

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import yaml
 
 from rookworld_rlvr.common.files import asset_path
 from rookworld_rlvr.reports.page import page
 from rookworld_rlvr.reports.record import read_runs
 
 from .. import killed
-from ..conftest import RECIPES, launch, script
+from ..conftest import RECIPES, history, launch, script
 from ..killed import differences, outcome
 
 SMALL = """
@@ -33,8 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *more: str) -> str:
-    done = script("grpo.py", *SMALL, *OFF, *more, cwd=folder)
-    return done.stdout
+    return script("grpo.py", *SMALL, *OFF, *more, cwd=folder).stdout
 
 
 def stop(run: Path) -> None:
@@ -45,6 +43,10 @@ def stop(run: Path) -> None:
 
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:1000])
+
+
+def bytes_of(run: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
 def test_auto_starts_goes_on_and_knows_the_end(folder: Path) -> None:
@@ -72,22 +74,21 @@ def test_auto_starts_goes_on_and_knows_the_end(folder: Path) -> None:
     for checkpoint in run_folder.glob("checkpoint-*"):
         cut(checkpoint / "model.safetensors")
     stop(run_folder)
-    before = sorted(run_folder.rglob("*"))
+    before = bytes_of(run_folder)
     done = script("grpo.py", *SMALL, *OFF, cwd=folder, code=2)
     assert "every checkpoint in run is damaged" in done.stderr
-    assert sorted(run_folder.rglob("*")) == before
+    assert bytes_of(run_folder) == before
 
 
 def test_a_changed_key_is_taken_and_recorded_or_refused(folder: Path) -> None:
     """From the last step of a finished run, whose schedule has come to 0."""
     run(folder, "--warmup_steps", "0", "--max_steps", "2")
-    before = {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()}
+    before = bytes_of(folder / "run")
     more = "--warmup_steps 0 --resume_from_checkpoint true".split()
     others = ["--seed", "7", "--task_shares", '{"environment": 0.5, "policy": 0.5}']
     done = script("grpo.py", *SMALL, *OFF, *more, *others, cwd=folder, code=2)
     assert "- seed: was 0, is 7" in done.stderr and "- task_shares: was " in done.stderr
-    after = {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()}
-    assert after == before
+    assert bytes_of(folder / "run") == before
 
     said = run(folder, *more, "--learning_rate", "5e-5")
     line = "from step 2: learning_rate 0.0001 -> 5e-05; max_steps 2 -> 4"
@@ -95,8 +96,7 @@ def test_a_changed_key_is_taken_and_recorded_or_refused(folder: Path) -> None:
     for name in ("resolved_config.yaml", "README.md", "log.txt"):
         assert f"{line}\n" in (folder / "run" / name).read_text(), name
     assert line.replace(">", "&gt;") in page(read_runs([str(folder / "run")]))
-    logged = [row for row in killed.log(folder / "run") if "learning_rate" in row]
-    rates = [row["learning_rate"] for row in logged]
+    rates = [row["learning_rate"] for row in history(folder / "run") if "learning_rate" in row]
     assert rates == pytest.approx([1e-4, 5e-5, 2.5e-5, 5e-5 * (1 - math.cos(math.pi / 4)) / 2])
 
 
@@ -127,10 +127,3 @@ def test_two_processes_save_and_go_on_together(folder: Path) -> None:
     done = launch(*command, cwd=folder)
     assert done.stdout.count("checkpoint-4 is damaged (rng_state_1.pth does not have") == 1
     assert differences(outcome(folder / "run"), whole) == []
-
-
-@pytest.mark.parametrize("path", sorted(RECIPES.glob("grpo_*.yaml")), ids=lambda path: path.stem)
-def test_long_recipes_go_on_by_themselves(path: Path) -> None:
-    keys = yaml.safe_load(path.read_text())
-    of_124m = keys["model_name_or_path"] == "jrahn/RookWorld-LM-124M"
-    assert keys.get("resume_from_checkpoint") == ("auto" if of_124m else None)

@@ -7,14 +7,13 @@ import pickle
 import random
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from transformers import PreTrainedTokenizerBase
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import LoadedData
@@ -34,6 +33,7 @@ from rookworld_rlvr.training.run_folder import open_weights, resume_point
 
 from ..browser import Browser
 from ..conftest import NOT_KEPT, RECIPES, REWARDS, mixed_rows, script
+from ..rows import write_jsonl
 from .test_recipes import run_apart
 
 TOKENS = {"HF_TOKEN": "hf_" + "p1anted" * 5, "WANDB_API_KEY": "p1anted0" * 5}
@@ -52,9 +52,8 @@ def umask(mask: int) -> Iterator[None]:
     before = os.umask(mask)
     try:
         yield
-        assert os.umask(mask) == mask, "it is set as it was"
     finally:
-        os.umask(before)
+        assert os.umask(before) == mask, "it is set as it was"
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +68,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-# --- What a run writes ----------------------------------------------------------------------------
 def private(folder: Path) -> list[str]:
     """Files and folders that the usual umask would not have given these permissions."""
     return [
@@ -79,7 +77,16 @@ def private(folder: Path) -> list[str]:
     ]
 
 
-def test_what_a_run_writes_can_be_read_by_others_and_runs_nothing(run: Path) -> None:
+def assert_no_token_in(folder: Path) -> None:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > 20
+    for token in TOKENS.values():
+        assert [path for path in files if token.encode() in path.read_bytes()] == []
+
+
+def test_what_a_run_writes_can_be_read_by_others_runs_nothing_and_has_no_token(run: Path) -> None:
+    assert (run.parent / "printed.txt").read_text()
+    assert_no_token_in(run.parent)
     weights = {str(path.relative_to(run)) for path in run.rglob("*.safetensors")}
     assert weights >= {"model.safetensors", "checkpoint-1/value_head.safetensors"}
     assert private(run) == []
@@ -88,10 +95,10 @@ def test_what_a_run_writes_can_be_read_by_others_and_runs_nothing(run: Path) -> 
 
 
 def test_adapters_can_be_read_by_others(tmp_path: Path) -> None:
-    words = "--use_peft --lora_r 2 --lora_target_modules c_attn c_fc --report_to none".split()
-    config = ["--config", str(RECIPES / "sft_fill_in.yaml"), "--synthetic_fill_in_rows", "60"]
+    words = f"--config {RECIPES}/sft_fill_in.yaml --synthetic_fill_in_rows 60 --report_to none"
+    words += " --use_peft --lora_r 2 --lora_target_modules c_attn c_fc"
     with umask(0o022):
-        script("sft.py", *config, *SMALL, *words, cwd=tmp_path)
+        script("sft.py", *words.split(), *SMALL, cwd=tmp_path)
     weights = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.safetensors")}
     assert weights >= {"run/model.safetensors", "run/adapter/adapter_model.safetensors"}
     assert private(tmp_path) == []
@@ -104,26 +111,14 @@ def test_a_strict_umask_is_kept_to(run: Path, tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "model.safetensors").stat().st_mode) == 0o640
 
 
-def test_tokens_are_written_nowhere(run: Path) -> None:
-    files = [path for path in (*run.rglob("*"), run.parent / "printed.txt") if path.is_file()]
-    assert len(files) > 20
-    for token in TOKENS.values():
-        assert [path for path in files if token.encode() in path.read_bytes()] == []
-
-
 @pytest.mark.slow
-def test_tokens_are_not_in_the_files_of_wandb_either(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_are_not_in_the_files_of_wandb_either(tmp_path: Path, monkeypatch: Any) -> None:
     for name, token in {**TOKENS, "WANDB_MODE": "offline"}.items():
         monkeypatch.setenv(name, token)
-    printed = run_apart("grpo.py", *SMALL, *GRPO, "--report_to", "wandb", cwd=tmp_path)
+    run_apart("grpo.py", *SMALL, *GRPO, "--report_to", "wandb", cwd=tmp_path)  # prints into a file
     (log,) = tmp_path.glob("run/wandb/offline-run-*/*.wandb")
     assert b"--advantage_estimator" in log.read_bytes(), "W&B writes the command down"
-    for token in TOKENS.values():
-        assert token not in printed
-        files = [path for path in tmp_path.rglob("*") if path.is_file()]
-        assert [path for path in files if token.encode() in path.read_bytes()] == []
+    assert_no_token_in(tmp_path)
 
 
 @pytest.mark.parametrize("where", ["line", "yaml"])
@@ -134,14 +129,10 @@ def test_a_token_as_a_key_is_refused_and_not_repeated(where: str, tmp_path: Path
         words = ["--config", "recipe.yaml"]
     done = script("grpo.py", *words, *SMALL, *GRPO, cwd=tmp_path, code=2)
     assert "hub_token: it would be written" in done.stderr
-    assert "p1anted" not in done.stdout + done.stderr
-    assert not (tmp_path / "run").exists()
+    assert "p1anted" not in done.stdout + done.stderr and not (tmp_path / "run").exists()
 
 
-# --- Checkpoints from outside ---------------------------------------------------------------------
 class Bomb:
-    """A pickle that makes a file when it is loaded."""
-
     def __init__(self, made: Path) -> None:
         self.made = made
 
@@ -162,17 +153,13 @@ def test_a_state_that_runs_code_is_not_run(name: str, run: Path, tmp_path: Path)
     shutil.copytree(run, tmp_path / "run")
     plant(tmp_path / "run" / "checkpoint-1" / name, tmp_path / "ran")
     words = [*SMALL, *GRPO, "--max_steps", "2", "--resume_from_checkpoint", "true"]
-    try:  # how it ends is another matter
+    with contextlib.suppress(pickle.UnpicklingError):  # how it ends is another matter
         assert script("grpo.py", *words, cwd=tmp_path, code=None).returncode
-    except Exception as error:
-        assert not isinstance(error, AssertionError), error  # noqa: PT017
     assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("name", ["pytorch_model_fsdp_0/.metadata", "global_step1/states.pt"])
-def test_a_sharded_checkpoint_is_only_taken_from_the_runs_own_folder(
-    name: str, run: Path, tmp_path: Path
-) -> None:
+def test_a_sharded_checkpoint_stays_in_its_run(name: str, run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     folder = tmp_path / "run" / "checkpoint-1"
     (folder / name).parent.mkdir()
@@ -183,7 +170,6 @@ def test_a_sharded_checkpoint_is_only_taken_from_the_runs_own_folder(
         resume_point(str(folder), tmp_path / "other", resolved)
 
 
-# --- Pages ----------------------------------------------------------------------------------------
 NASTY = [
     "</script><script>window.ran=1</script>",
     "<img src=x onerror=window.ran=1>",
@@ -218,6 +204,8 @@ def nasty() -> list[str]:
 class Outline(HTMLParser):
     """Every element with the names of its attributes, and the values of those that mean something."""
 
+    telling = ("class", "id", "href", "style", "http-equiv", "content")
+
     def __init__(self, text: str) -> None:
         super().__init__()
         self.found: set[tuple[str, ...]] = set()
@@ -226,23 +214,12 @@ class Outline(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found.add((tag, *sorted(name for name, _ in attrs)))
-        self.found |= {
-            (tag, name, str(value))
-            for name, value in attrs
-            if name in ("class", "id", "href", "style", "http-equiv", "content")
-        }
+        self.found |= {(tag, name, str(value)) for name, value in attrs if name in self.telling}
 
     def handle_comment(self, data: str) -> None:
-        self.found.add(("comment",))
+        self.found.add(("no element", data))
 
-    def handle_decl(self, decl: str) -> None:
-        self.found.add((decl,))
-
-    def unknown_decl(self, data: str) -> None:
-        self.found.add(("unknown",))
-
-    def handle_pi(self, data: str) -> None:
-        self.found.add(("instruction",))
+    handle_decl = unknown_decl = handle_pi = handle_comment  # type: ignore[assignment]
 
 
 def run_of(word: str, run: Path, target: Path) -> Path:
@@ -251,33 +228,29 @@ def run_of(word: str, run: Path, target: Path) -> Path:
     for when, completion in (("before", word), ("after", f"x {word}")):
         path = target / f"heldout_answers_{when}.jsonl"
         first = {row["task"]: row for row in map(json.loads, path.read_text().splitlines()[::-1])}
-        rows = [{**row, "completion": completion, "prompt": word} for row in first.values()]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_jsonl(path, [{**r, "completion": completion, "prompt": word} for r in first.values()])
     finding = {"step": 1, "severity": "warning", "rule": word, "message": f"`{word}` {word}"}
-    (target / "health.jsonl").write_text(json.dumps(finding) + "\n")
-    config = yaml.safe_load((target / "resolved_config.yaml").read_text())
-    config |= {"dataset_name": word, "model_name_or_path": word, "tasks_from": [word]}
-    config["rewards"] = [{"name": word, "weight": 1, "of": word}]
-    (target / "resolved_config.yaml").write_text(json.dumps({**config, word: word}))
-    content = json.loads((target / "provenance.json").read_text())
-    content["sessions"][-1].update(
-        command=word, platform=word, devices=[word], commit=word, versions={word: word}
-    )
-    content["sessions"][-1]["data"]["values"] = word
-    (target / "provenance.json").write_text(json.dumps(content))
-    results = json.loads((target / "results.json").read_text())
-    results["heldout"][f"environment/{word}"] = dict(next(iter(results["heldout"].values())))
+    write_jsonl(target / "health.jsonl", [finding])
+    names = ("provenance", "results", "trainer_state")
+    told, results, state = (json.loads((target / f"{name}.json").read_text()) for name in names)
+    told["sessions"][-1]["data"]["values"] = word
+    told["sessions"][-1] |= {**dict.fromkeys(("command", "platform", "commit"), word)}
+    told["sessions"][-1] |= {"devices": [word], "versions": {word: word}}
+    results["heldout"][f"environment/{word}"] = next(iter(results["heldout"].values()))
     results["preflight"] = {word: 0.1}
-    (target / "results.json").write_text(json.dumps(results))
-    state = json.loads((target / "trainer_state.json").read_text())
     for logs in state["log_history"]:
         logs |= {f"eval_environment/{word}": 0.5, f"rewards/{word}/mean": 0.5}
-    (target / "trainer_state.json").write_text(json.dumps(state))
     metrics = {word: {"value": 0.5, "low": 0.4, "high": 0.6, "n": 5}}
     suite = {"version": 1, "n": 5, "seed": 0, "decoding": {"name": word}, "metrics": metrics}
     evaluation = {"schema_version": 1, "model": word, "suites": {word: suite}, "compared": []}
     evaluation["left_out"] = {word: word}
-    (target / "evaluation.json").write_text(json.dumps(evaluation))
+    contents = (told, results, state, evaluation)
+    for name, content in zip((*names, "evaluation"), contents, strict=True):
+        (target / f"{name}.json").write_text(json.dumps(content))
+    config = yaml.safe_load((target / "resolved_config.yaml").read_text())
+    config |= {"dataset_name": word, "model_name_or_path": word, "tasks_from": [word], word: word}
+    config["rewards"] = [{"name": word, "weight": 1, "of": word}]
+    (target / "resolved_config.yaml").write_text(json.dumps(config))
     return target
 
 
@@ -296,31 +269,25 @@ def test_a_report_shows_texts_as_texts(run: Path, tmp_path: Path) -> None:
         assert drawn.encode(errors="backslashreplace")
 
 
-def texts(value: Any, word: str) -> Any:
+def texts(value: Any, word: str, is_free: bool = False) -> Any:
     """A diagnosis with a word in place of its prompts, completions, tokens, names and messages."""
-    free = {"text", "prompt", "message", "verdict", "why", "recipe", "model"}
+    free = {"text", "prompt", "message", "verdict", "why", "recipe", "model", "tokens"}
     if isinstance(value, dict):
-        return {
-            key: word
-            if key in free and isinstance(item, str)
-            else [word for _ in item]
-            if key == "tokens" and isinstance(item, list) and all(isinstance(x, str) for x in item)
-            else texts(item, word)
-            for key, item in value.items()
-        }
-    return [texts(item, word) for item in value] if isinstance(value, list) else value
+        return {key: texts(item, word, key in free) for key, item in value.items()}
+    if isinstance(value, list):
+        return [texts(item, word, is_free) for item in value]
+    return word if is_free and isinstance(value, str) else value
 
 
 @pytest.fixture(scope="module")
 def diagnosis(packaged: LoadedData, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The record of a step of one group of two completions for each task."""
     folder = str(tmp_path_factory.mktemp("diagnosis"))
-    options: dict[str, Any] = {"max_completion_length": 8, "num_generations": 2, "max_steps": 1}
-    options |= {**NOT_KEPT, "eval_strategy": "no", "preflight": False, "output_dir": folder}
+    options = {"max_completion_length": 8, "num_generations": 2, "per_device_train_batch_size": 4}
+    options |= {**NOT_KEPT, "eval_strategy": "no", "preflight": False, "max_steps": 1}
     trainer = DiagnosedTrainer(
         loading.load_model(loading.PACKAGED_MODEL),
         get_reward_funcs(REWARDS),
-        RookWorldGRPOConfig(per_device_train_batch_size=4, rewards=REWARDS, **options),
+        RookWorldGRPOConfig(output_dir=folder, rewards=REWARDS, **options),
         train_dataset=mixed_rows(packaged.train),
         eval_dataset=packaged.heldout,
         processing_class=loading.load_tokenizer(loading.PACKAGED_MODEL),
@@ -328,9 +295,7 @@ def diagnosis(packaged: LoadedData, tmp_path_factory: pytest.TempPathFactory) ->
     return run_diagnosis(trainer, "recipe")
 
 
-def test_a_diagnosis_shows_texts_as_texts(
-    diagnosis: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_diagnosis_shows_texts(diagnosis: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
     harmless = Outline(diagnosis_page(texts(diagnosis, "harmless words"))).found
     assert len(harmless) > 40
     for word in nasty():
@@ -342,9 +307,7 @@ def test_a_diagnosis_shows_texts_as_texts(
     assert not set(printed) & set("\x1b\x9b\x07\0\r\u202e\u2028") and "\\u001b[2J" in printed
 
 
-def test_a_browser_runs_nothing_of_a_page(
-    browser: Browser, run: Path, diagnosis: dict[str, Any], tmp_path: Path
-) -> None:
+def test_browsers_run_nothing(browser: Browser, run: Path, diagnosis: Any, tmp_path: Path) -> None:
     word = " ".join(NASTY)
     pages = {"run": run_page(word, run, tmp_path / "planted")}
     pages["diagnosis"] = str(diagnosis_page(texts(diagnosis, word)))
@@ -365,10 +328,7 @@ def test_a_browser_runs_nothing_of_a_page(
         assert said and all("Content Security Policy" in line for line in said)
 
 
-# --- Terminals ------------------------------------------------------------------------------------
-def test_an_answer_cannot_drive_the_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_answer_cannot_drive_the_terminal(monkeypatch: Any, capsys: Any) -> None:
     answer = "\x1b[2J\x9b31m\u202e M: e2e4\r"
     monkeypatch.setattr(RookWorld, "complete", lambda self, prompts: [answer] * len(prompts))
     for words in ([], ["--move", "e2e4"]):
@@ -377,18 +337,11 @@ def test_an_answer_cannot_drive_the_terminal(
         assert not set(out) & set("\x1b\x9b\r\u202e") and "\\u001b[2J" in out
 
 
-def test_trls_table_of_completions_cannot_either(
-    build: Callable[..., Any],
-    tokenizer: PreTrainedTokenizerBase,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(
-        type(tokenizer), "batch_decode", lambda self, ids, **_: ["\x1b[2J"] * len(ids)
-    )
+def test_trls_table_cannot(build: Any, tokenizer: Any, monkeypatch: Any, capsys: Any) -> None:
+    text = "\x1b[2J"
+    monkeypatch.setattr(type(tokenizer), "batch_decode", lambda self, ids, **_: [text] * len(ids))
     monkeypatch.setenv("COLUMNS", "1000")  # so that no cell is broken
-    options: dict[str, Any] = {**NOT_KEPT, "eval_strategy": "no", "preflight": False}
-    options |= {"log_completions": True, "num_completions_to_print": 2}
-    build(**options).train()
+    usual = {**NOT_KEPT, "eval_strategy": "no", "preflight": False}
+    build(**usual, log_completions=True, num_completions_to_print=2).train()
     printed = capsys.readouterr().out
     assert "\\u001b[2J" in printed.replace("\n", "") and "\x1b[2J" not in printed

@@ -34,7 +34,6 @@ def sweep(parameters: dict[str, Any], method: str = "random", **keys: Any) -> Sw
 
 
 def agent(*argv: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """The agent in this process; its trials are processes."""
     return script("sweep.py", *argv, cwd=REPOSITORY, code=code)
 
 
@@ -45,18 +44,10 @@ def write_sweep(path: Path, parameters: dict[str, Any], **keys: Any) -> None:
     fixed |= {"--max_steps": "1", "--heldout_rows": "4", "--use_cpu": "true"}
     command = ["${env}", "${interpreter}", "${program}", "--config", "recipes/grpo_nano.yaml"]
     command += [word for option in fixed.items() for word in option] + ["${args}"]
-    content = {
-        "program": "recipes/grpo.py",
-        "method": "grid",
-        "metric": METRIC,
-        "command": command,
-        "parameters": parameters,
-        **keys,
-    }
-    path.write_text(yaml.safe_dump(content))
+    usual = {"program": "recipes/grpo.py", "method": "grid", "metric": METRIC, "command": command}
+    path.write_text(yaml.safe_dump({**usual, "parameters": parameters, **keys}))
 
 
-# --- Draws ----------------------------------------------------------------------------------------
 def test_a_trial_is_the_same_whatever_the_count() -> None:
     parameters = {"beta": {"min": 0.0, "max": 1.0}, "seed": {"values": [1, 2, 3]}}
     assert sweep(parameters, count=9).trials()[:4] == sweep(parameters, count=4).trials()
@@ -87,11 +78,8 @@ def test_the_command_is_the_one_of_wandb_s_agent() -> None:
     assert words[3:] == [*theirs["args"], "--output_dir=runs/s/trial-000"]
 
 
-# --- Files ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", [path.stem for path in RECIPES.glob("sweep_*.yaml")])
-def test_a_copied_sweep_is_wandb_s_format_and_its_trials_parse_outside_of_the_clone(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trials_of_a_copied_sweep_parse(name: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     (copied,) = recipes(["copy", name, "."])
     content = load_sweep_config(copied)
@@ -172,19 +160,18 @@ def test_faults_of_a_distribution(spec: str) -> None:
         sweep({"beta": yaml.safe_load(spec)})
 
 
-# --- Trials ---------------------------------------------------------------------------------------
 def test_the_ranking_goes_by_the_goal_and_scores_no_failure(tmp_path: Path) -> None:
     records: list[dict[str, Any]] = [
-        {"trial": f"trial-00{at}", "parameters": {"seed": at}, "minutes": 1.0, "score": score}
+        {"trial": f"trial-00{at}", "parameters": {"seed": at, "max_steps": 4}, "minutes": 1.0}
+        | {"score": score, "interval": [score - 0.05, score + 0.05]}
         for at, score in enumerate((0.2, 0.5, 0.3))
     ]
-    for record in records:
-        record["interval"] = [record["score"] - 0.05, record["score"] + 0.05]
     records.append({"trial": "trial-003", "failure": "exit code 1, see x: boom"})
+    parameters = {"seed": {"values": [0, 1, 2]}, "max_steps": {"value": 4}}
 
     def lines(goal: str) -> list[str]:
         metric = {"name": "eval/overall", "goal": goal}
-        arguments = sweep({"seed": {"value": 1}}, metric=metric, output_dir=str(tmp_path))
+        arguments = sweep(parameters, metric=metric, output_dir=str(tmp_path))
         return ranking(arguments, records).splitlines()
 
     best = lines("maximize")
@@ -192,28 +179,21 @@ def test_the_ranking_goes_by_the_goal_and_scores_no_failure(tmp_path: Path) -> N
     assert best[4] == "failed: trial-003, exit code 1, see x: boom"
     assert best[5:] == [f"best model: {tmp_path / 'trial-001'}, 0.5000 [0.4500, 0.5500]"]
     assert lines("minimize")[1].split()[:3] == ["1", "trial-000", "0.2000"]
-    both = {"seed": {"values": [0, 1, 2]}, "max_steps": {"value": 4}}
-    for record in records[:3]:
-        record["parameters"]["max_steps"] = 4
-    said = ranking(sweep(both, output_dir=str(tmp_path)), records)
-    assert "seed 1" in said and "max_steps" not in said, "only what varies"
+    assert "seed 1" in best[1] and "max_steps" not in best[1], "only what varies"
 
 
 @pytest.mark.parametrize(
     ("edited", "edit"),
     [("mine.yaml", "seed: 9\n"), ("recipe_reward.py", "# new\n"), ("swept_reward.py", "# new\n")],
 )
-def test_a_trial_is_run_anew_if_its_recipe_or_a_user_s_file_was_edited(
+def test_an_edit_runs_a_trial_anew(
     edited: str, edit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mine.yaml").write_text(
-        'rewards: ["recipe_reward.py:f"]\nbf16: false\nmodel_name_or_path: rookworld-nano\n'
-    )
+    recipe_text = 'rewards: ["recipe_reward.py:f"]\nmodel_name_or_path: rookworld-nano\n'
+    Path("mine.yaml").write_text(f"{recipe_text}bf16: false\n")
     for name in ("recipe_reward.py", "swept_reward.py"):
-        Path(name).write_text(
-            "def f(completions, **columns):\n    return [0.0] * len(completions)\n"
-        )
+        Path(name).write_text("def f(completions, **columns): return [0.0] * len(completions)\n")
     ran = []
 
     def run_child(command: list[str], log: Path) -> int:
@@ -254,9 +234,8 @@ def test_real_trials_are_scored_and_go_on_after_a_kill(tmp_path: Path) -> None:
     folder = out / "trial-000"
     assert yaml.safe_load((folder / "resolved_config.yaml").read_text())["max_steps"] == 1
     heldout = json.loads((folder / "results.json").read_text())["heldout"]
-    by_hand = (
-        heldout["environment/exact"]["after"] + heldout["policy/expected_score"]["after"]
-    ) / 2
+    parts = (heldout[name]["after"] for name in ("environment/exact", "policy/expected_score"))
+    by_hand = sum(parts) / 2
     table = done.stdout.splitlines()[-3:]
     assert table[0].split()[:3] == ["1", "trial-000", f"{by_hand:.4f}"]
     assert table[1].startswith("failed: trial-001, exit code 2") and "nobody/nothing" in table[1]
@@ -285,7 +264,6 @@ def test_a_trial_ends_with_its_agent(word: int, tmp_path: Path) -> None:
 
 
 def _processes(folder: Path) -> list[str]:
-    """Trials that run in a folder."""
     commands = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it has gone

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 from wandb_workspaces.workspaces import Workspace
 from wandb_workspaces.workspaces.internal import View, WorkspaceViewspec
 
@@ -14,54 +13,35 @@ from rookworld_rlvr.training.glossary import GLOSSARY, SECTIONS
 from ..conftest import script
 
 
-def lay_out(folder: Path, *argv: str, code: int = 0, **variables: str) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"HOME": str(folder), **variables}.items():
-            patch.setenv(name, value)
-        return script("wandb_workspace.py", *argv, cwd=folder, code=code)
-
-
-@pytest.fixture(scope="module")
-def layout(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the recipe writes without a key."""
-    folder = tmp_path_factory.mktemp("workspace")
-    done = lay_out(folder, "--project", "chess", "--entity", "me", WANDB_API_KEY="")
+def test_the_library_reads_the_panels_back(tmp_path: Path, monkeypatch: Any) -> None:
+    """All have titles and documented keys of their sections."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_API_KEY", "")
+    words = ("--project", "chess", "--entity", "me")
+    done = script("wandb_workspace.py", *words, cwd=tmp_path)
     assert "no W&B key; the layout is in runs/workspace.json" in done.stdout
-    content: dict[str, Any] = json.loads((folder / "runs" / "workspace.json").read_text())
-    return content
-
-
-def sections(layout: dict[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = layout["spec"]["section"]["panelBankConfig"]["sections"]
-    return found
-
-
-def test_the_library_reads_the_file_back(layout: dict[str, Any]) -> None:
+    layout = json.loads((tmp_path / "runs" / "workspace.json").read_text())
     assert (layout["project"], layout["entity"]) == ("chess", "me")
     spec = WorkspaceViewspec.model_validate(layout["spec"])
     view = View(entity="me", project="chess", display_name="x", name="", id="", spec=spec)
     workspace = Workspace._from_model(view)
     assert [section.name for section in workspace.sections] == list(SECTIONS.values())
-    assert [s["name"].split(":")[0] for s in sections(layout)[:2]] == ["Health", "Held-out"]
-    assert [s["isOpen"] for s in sections(layout)] == [True, True] + 5 * [False]
-
-
-def test_every_panel_has_a_title_and_documented_keys_of_its_section(layout: dict[str, Any]) -> None:
+    sections = layout["spec"]["section"]["panelBankConfig"]["sections"]
+    assert [s["name"].split(":")[0] for s in sections[:2]] == ["Health", "Held-out"]
+    assert [s["isOpen"] for s in sections] == [True, True] + 5 * [False]
     known = {metric.key for metric in GLOSSARY}
-    for section, name in zip(sections(layout), SECTIONS, strict=True):
+    for section, name in zip(sections, SECTIONS, strict=True):
         for panel in section["panels"]:
             config = panel["config"]
             if panel["viewType"] == "Run History Line Plot":
                 assert config["chartTitle"] and config["xAxis"] == "train/global_step"
                 assert set(config["metrics"]) <= known
                 assert bool(config["metrics"]) != bool(config.get("metricRegex")), name
-    tables = json.dumps([section["panels"] for section in sections(layout)])
+    tables = json.dumps([section["panels"] for section in sections])
     assert '"boards"' in tables and '"completions"' in tables
 
 
-def test_without_the_library_one_message_and_exit_code_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_library_one_message_and_exit_code_2(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "wandb_workspaces", None)  # an import of it fails
-    done = lay_out(tmp_path, code=2)
+    done = script("wandb_workspace.py", cwd=tmp_path, code=2)
     assert "wandb-workspaces is not installed" in done.stderr

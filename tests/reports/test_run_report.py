@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +18,10 @@ from rookworld_rlvr.reports.record import AnswerPair, change, choose, errors, re
 
 from ..browser import HEIGHT, WIDTHS, Browser, colour, painted
 from ..conftest import script
+from ..rows import ASKED_E4, RIGHT_E4
 
 SMALL = """
-    --max_rows 1000 --synthetic_rows 60 --heldout_rows 12 --max_completion_length 48
+    --max_rows 400 --synthetic_rows 20 --heldout_rows 12 --max_completion_length 48
     --per_device_train_batch_size 16 --num_generations 8 --eval_steps 1 --save_steps 1
     --logging_steps 1 --use_cpu --report_to none --beta 0.01 --seed 3
 """.split()
@@ -58,20 +58,15 @@ def killed(runs: Path, tmp_path: Path) -> Path:
 def test_answers_are_those_that_were_counted(runs: Path) -> None:
     (run,) = read_runs([str(runs / "first")])
     for name, component in (("environment/exact", "exact"), ("policy/best_move", "best_move_hit")):
-        task = name.split("/")[0]
+        pairs = [pair for pair in run.answers if pair.before["task"] == name.split("/")[0]]
         for side, result in (("before", run.before[name]), ("after", run.after[name])):
-            hits = [
-                getattr(pair, side)["score"][component] == 1
-                for pair in run.answers
-                if pair.before["task"] == task
-            ]
+            hits = [getattr(pair, side)["score"][component] == 1 for pair in pairs]
             assert proportion(sum(hits), len(hits)) == result
 
 
-def points(drawn: str, shape: str) -> list[tuple[float, float]]:
-    """The corners of the only line or band, from the left above."""
+def points(drawn: str, shape: str) -> list[tuple[float, ...]]:
     (found,) = re.findall(rf'<{shape}[^>]* points="([^"]*)"', drawn)
-    return [(float(x), float(y)) for x, y in (pair.split(",") for pair in found.split())]
+    return [tuple(map(float, pair.split(","))) for pair in found.split()]
 
 
 def test_a_line_and_its_band_lie_where_they_belong() -> None:
@@ -88,44 +83,34 @@ def test_a_line_and_its_band_lie_where_they_belong() -> None:
 
 
 def test_a_long_line_keeps_its_spikes() -> None:
-    points = [(float(step), 0.0) for step in range(5_000)]
-    points[2_345] = (2_345.0, 7.0)
-    drawn = plot("norm", [Series("run", points)])
-    assert len(drawn) < 60_000
-    assert "step 2345: 7" in drawn
-    line = re.search(r'<polyline[^>]* points="([^"]*)"', drawn)
-    assert line is not None and len(line[1].split()) <= 240
-
-
-def environment_pair(name: str, *states: float) -> AnswerPair:
-    sides = ({"state": state, "outcome": state} for state in states)
-    common = {"task": "environment", "prompt": name, "completion": name}
-    return AnswerPair(*({**common, "score": score} for score in sides))
+    drawn = plot("norm", [Series("run", [(step, 7.0 * (step == 2_345)) for step in range(5_000)])])
+    assert len(drawn) < 60_000 and "step 2345: 7" in drawn
+    assert len(points(drawn, "polyline")) <= 240
 
 
 def test_answers_are_chosen_by_change_and_by_quality() -> None:
     changes_of = {"same": (0.5, 0.5), "better": (0.1, 0.6), "best gain": (0.0, 0.9)}
     changes_of |= {"fell": (0.9, 0.2), "right": (1.0, 1.0), "bad": (0.0, 0.0)}
-    pairs = [environment_pair(name, *states) for name, states in changes_of.items()]
+    pairs = []
+    for name, states in changes_of.items():
+        same = {"task": "environment", "prompt": name, "completion": name}
+        sides = ({**same, "score": {"state": state, "outcome": state}} for state in states)
+        pairs.append(AnswerPair(*sides))
     found = {choice.title: [p.after["prompt"] for p in choice.pairs] for choice in choose(pairs, 1)}
-    assert found == {
-        "most gained": ["best gain"],
-        "most lost": ["fell"],
-        "worst": ["bad"],
-        "best": ["right"],
-    }
+    gained, lost = {"most gained": ["best gain"]}, {"most lost": ["fell"]}
+    assert found == {**gained, **lost, "worst": ["bad"], "best": ["right"]}
     assert change(pairs[2]) == pytest.approx(0.9)
 
 
-def environment_answer(fen: str) -> dict[str, Any]:
-    prompt = "A: rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1+e2e4+e2e4+"
-    answer = {"task": "environment", "prompt": prompt, "completion": f"{fen}+0.001+0+0"}
-    return {**answer, "score": {}, "values": None}
-
-
 def test_errors_are_counted_by_kind() -> None:
-    right = environment_answer("rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1")
-    wrong = environment_answer("rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQk e3 0 1")
+    right: dict[str, object] = {
+        "task": "environment",
+        "prompt": ASKED_E4,
+        "score": {},
+        "values": None,
+    }
+    right["completion"] = RIGHT_E4
+    wrong = {**right, "completion": RIGHT_E4.replace(" KQkq - ", " KQk e3 ")}
     unscored = AnswerPair(wrong, {**right, "score": None})
     pairs = [AnswerPair(wrong, right)] * 9 + [AnswerPair(right, wrong), AnswerPair(right, right)]
     (kinds,) = errors([*pairs, unscored])
@@ -134,7 +119,6 @@ def test_errors_are_counted_by_kind() -> None:
     assert errors([]) == []
 
 
-# --- The page -------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def one(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of one run with suites' results."""
@@ -154,18 +138,15 @@ def one(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_tells_the_run(one: Path) -> None:
     drawn = one.read_text()
     (run,) = read_runs([str(one.parent)])
-    for words in ("trl 1.16", "--seed 3", "957184", "rookworld-nano-openings", "policy 12"):
-        assert words in drawn, words
-    for name, result in run.after.items():
-        low, high = result.interval
-        shown = f"<b>{result.value:.1%}</b> <small>[{100 * low:.1f}, {100 * high:.1f}]"
-        assert shown in drawn, name
     titles = ["Reward by component", "Reward deviation", "Loss", "Completion length"]
     titles += ["Completions cut off", "KL coefficient", "Entropy", "Groups without signal"]
-    for title in titles:
-        assert f"<figcaption>{title}" in drawn, title
-    assert f"marks the saved weights: step {run.best_step}." in drawn
-    assert "<small>p = " in drawn
+    words = ["trl 1.16", "--seed 3", "957184", "rookworld-nano-openings", "policy 12"]
+    words += [f"<figcaption>{title}" for title in titles]
+    for result in run.after.values():
+        low, high = result.interval
+        words.append(f"<b>{result.value:.1%}</b> <small>[{100 * low:.1f}, {100 * high:.1f}]")
+    assert [word for word in words if word not in drawn] == []
+    assert f"marks the saved weights: step {run.best_step}." in drawn and "<small>p = " in drawn
     assert drawn.count('class="band') == 11, "one a share"
     assert "chosen by these rows, so its numbers are a little too good" in drawn
     run.config = {**run.config, "load_best_model_at_end": False}
@@ -209,7 +190,6 @@ def test_several_runs_side_by_side_on_a_phone(runs: Path, tmp_path: Path, browse
     assert len(set(strokes)) == 2
 
 
-# --- Runs with less -------------------------------------------------------------------------------
 def test_runs_with_other_rows_are_said_not_to_compare(runs: Path) -> None:
     one, other = read_runs([str(runs / name) for name in ("first", "resumed")])
     other.answers = other.answers[1:]
@@ -227,21 +207,20 @@ def test_a_killed_run_gives_what_there_is(killed: Path) -> None:
     assert "checkpoint-1" in said and "results.json" in said
     assert "heldout_answers_after.jsonl" in said and "health.jsonl could not be read" in said
     drawn = page([run])
-    assert "did not finish; logged up to step 1" in drawn
-    assert drawn.count('class="band') == 11
+    assert "did not finish; logged up to step 1" in drawn and drawn.count('class="band') == 11
 
 
 def test_answers_that_do_not_belong_together_are_not_paired(killed: Path) -> None:
     before = (killed / "heldout_answers_before.jsonl").read_text()
     after = killed / "heldout_answers_after.jsonl"
-    after.write_text("".join(before.splitlines(keepends=True)[1:]))
-    (run,) = read_runs([str(killed)])
-    assert not run.answers and not run.changes
-    assert "The answers before and after belong to different rows." in run.missing
-    after.write_text(before[:-20])
-    (run,) = read_runs([str(killed)])
-    assert not run.answers and not run.changes
-    assert "heldout_answers_after.jsonl could not be read" in " ".join(run.missing)
+    others = "The answers before and after belong to different rows."
+    for text, said in (
+        ("".join(before.splitlines(keepends=True)[1:]), others),
+        (before[:-20], "heldout_answers_after.jsonl could not be read"),
+    ):
+        after.write_text(text)
+        (run,) = read_runs([str(killed)])
+        assert not run.answers and not run.changes and said in " ".join(run.missing)
 
 
 @pytest.mark.parametrize("config", [None, "completion_only_loss: true", "", "- a", "a: [\n"])
@@ -255,9 +234,7 @@ def test_what_is_no_run_is_one_message(config: str | None, tmp_path: Path) -> No
     assert ("resolved_config.yaml could not be read" in error) is is_broken
 
 
-# --- In a browser ---------------------------------------------------------------------------------
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "scheme"), zip(WIDTHS, ("light", "dark", "light"), strict=True))
 def test_plots_and_boards_are_seen(browser: Browser, one: Path, width: int, scheme: str) -> None:
     browser.console()
     browser.open(one, width, scheme)
@@ -267,12 +244,9 @@ def test_plots_and_boards_are_seen(browser: Browser, one: Path, width: int, sche
     shot = browser.screenshot()
     assert browser.console() == []
     assert browser.ask("return performance.getEntriesByType('resource').length") == 0
-    assert browser.overflow() <= 0
-    assert browser.strays() == []
-    unnamed = "document.querySelectorAll('svg:not(svg svg, [aria-label], [aria-hidden])').length"
-    assert browser.ask(f"return {unnamed}") == 0
-    heads = "[...document.querySelectorAll('section')].every(s=>s.querySelector('h2'))"
-    assert browser.ask(f"return {heads}")
+    assert browser.overflow() <= 0 and browser.strays() == []
+    unnamed = "svg:not(svg svg, [aria-label], [aria-hidden]), section:not(:has(h2))"
+    assert browser.ask(f"return document.querySelectorAll('{unnamed}').length") == 0
     paper = colour(browser.ask("return getComputedStyle(document.body).backgroundColor"))
     assert (sum(paper) < 150) == (scheme == "dark")
     plots, boards = browser.boxes(".plot > svg"), browser.boxes(".board > svg")
@@ -280,8 +254,7 @@ def test_plots_and_boards_are_seen(browser: Browser, one: Path, width: int, sche
     for boxes, narrowest, least, most in ((plots, 250, 0.005, 0.9), (boards, 120, 0.8, 1.0)):
         for box in boxes:
             left, _, wide, high = box
-            assert wide >= narrowest and high >= 120
-            assert left >= 0 and left + wide <= width
+            assert wide >= narrowest and high >= 120 and left >= 0 and left + wide <= width
             assert least < painted(shot, box, paper) <= most
 
 
