@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from rookworld_rlvr.common.errors import EngineError, IllegalPositionError, RookWorldError
-from rookworld_rlvr.engine import EngineArguments
 from rookworld_rlvr.engine import pool as engine
 from rookworld_rlvr.engine.labeller import Labeller, position_asked
 from rookworld_rlvr.engine.pool import find_engine
