@@ -321,7 +321,8 @@ def test_an_engine_that_fails_ends_the_run(stockfish: str, tmp_path: Path, monke
     started = partial(chess.engine.SimpleEngine.popen_uci, timeout=3.0)  # beside the search's time
     monkeypatch.setattr(chess.engine.SimpleEngine, "popen_uci", started)
     for deed, reason in (("is deaf", "no answer in time"), ("dies", "engine process died")):
-        path = misbehaving(tmp_path, stockfish, deed, when="count > 2", name=deed)
+        (folder := tmp_path / deed).mkdir()
+        path = misbehaving(folder, stockfish, deed, when="count > 2")
         with pytest.raises(EngineError, match=reason):
             VersusStockfishSuite(2, 0, engine_arguments(path)).run(RandomMover())
 
