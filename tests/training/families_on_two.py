@@ -31,15 +31,11 @@ def words(
     folder: Path, run: str, family: str, steps: int, processes: int = 1, resume: str = "false"
 ) -> list[str]:
     """The arguments of a run; every number of processes has the same completions in a step."""
-    options = {
-        "output_dir": str(folder / run / family),
-        "max_steps": str(steps),
-        "per_device_train_batch_size": str(COMPLETIONS // processes),
-        "resume_from_checkpoint": resume,
-    }
-    family_words = [word.replace("JUDGE", str(folder / "judge")) for word in FAMILIES[family]]
-    pairs = [(f"--{key}", value) for key, value in options.items()]
-    return [*SMALL.split(), *family_words, *(word for pair in pairs for word in pair)]
+    options = f"--output_dir {folder / run / family} --max_steps {steps}"
+    options += f" --per_device_train_batch_size {COMPLETIONS // processes}"
+    options += f" --resume_from_checkpoint {resume}"
+    own = [word.replace("JUDGE", str(folder / "judge")) for word in FAMILIES[family]]
+    return [*SMALL.split(), *own, *options.split()]
 
 
 def main(folder: Path, layout: str) -> None:

@@ -1,6 +1,4 @@
-"""Run by two processes: the GRPO recipe, small, with an exception planted in one of them.
-
-accelerate launch --cpu --num_processes 2 --module tests.training.faults_on_two PLACE RANK [busy] ...
+"""Run by two processes, with PLACE RANK [busy] ...: the GRPO recipe with an exception in one of them.
 
 With `busy`, the other process does not come to a collective for a long time.
 """
@@ -24,11 +22,10 @@ PLACES: dict[str, tuple[type, str]] = {
     "evaluation": (HeldoutEvaluation, "evaluate"),
     "saving": (RookWorldGRPOTrainer, "_save_checkpoint"),
 }
-"""Where a run can fail: the method that raises at its second call."""
+"""Where a run can fail: the method that raises at its second call on one process."""
 
 
 def plant(place: str, rank: int, busy: bool) -> None:
-    """Let a method raise on one process, at its second call."""
     owner, name = PLACES[place]
     method, calls = getattr(owner, name), []
 

@@ -21,12 +21,10 @@ REWARDS = [{"name": "environment_exact"}]
 
 
 def other_start() -> GPT2LMHeadModel:
-    """The packaged model with other weights: its KL differs from row to row."""
-    model = loading.load_model(loading.PACKAGED_MODEL)
-    noise = torch.Generator().manual_seed(1)
+    """The packaged model with other weights."""
+    model: GPT2LMHeadModel = loading.load_model(loading.PACKAGED_MODEL)
     with torch.no_grad():
-        for weight in model.parameters():
-            weight += 0.02 * torch.randn(weight.shape, generator=noise)
+        model.transformer.h[0].mlp.c_fc.weight.mul_(1.5)
     return model
 
 

@@ -17,17 +17,13 @@ from rookworld_rlvr.training.answering import gathered
 
 from .sharded import configure
 
-
-def prompts(rank: int) -> list[str]:
-    """Three prompts: the first process's leave room for 4, 8 and 12 tokens of 256."""
-    if rank:
-        return ["P: 8", "P: 8/8", "A: 8"]
-    return [" 8" * count for count in (126, 124, 122)]  # two tokens each
+# The first process's prompts leave room for 4, 8 and 12 tokens of 256: two tokens each.
+PROMPTS = ([" 8" * count for count in (126, 124, 122)], ["P: 8", "P: 8/8", "A: 8"])
 
 
 def answers(network: Any, rank: int) -> list[str]:
     tokenizer = loading.load_tokenizer(loading.PACKAGED_MODEL)
-    return complete(network, tokenizer, prompts(rank), max_new_tokens=20)
+    return complete(network, tokenizer, PROMPTS[rank], max_new_tokens=20)
 
 
 def main(folder: Path) -> dict[str, Any]:

@@ -1,6 +1,4 @@
-"""Run by two processes: the packaged recipe with an engine, undisturbed or with faults.
-
-accelerate launch --cpu --num_processes 2 --module tests.training.soak_on_two FOLDER clean|faults ...
+"""Run by two processes, with FOLDER clean|faults ...: the packaged recipe with an engine.
 
 Faults: one reward fails on about 5% of its calls, the engines are killed every 20 steps, the second
 process is slowed, and twice it gets SIGTERM. What each process has done is in `planted<rank>.json`.
@@ -46,7 +44,6 @@ class Faults:
         fails = any(crc32(prompt.encode()) % ONE_IN == 0 for prompt in prompts)
         if len(prompts) == ROWS:  # not asked again for the rows of one prompt
             self.disturb(trainer_state.global_step)
-            self.counts.update(calls=1, failed=fails)
         elif fails and len(prompts) > 1 == len({*prompts}):  # held-out rows have different prompts
             self.counts.update(lost=len(prompts))
         self.file.write_text(json.dumps(self.counts))
@@ -57,11 +54,8 @@ class Faults:
     def disturb(self, step: int) -> None:
         time.sleep(SLOWED_S * self.rank)
         if step and step % KILLED_EVERY == 0:
-            engines = [
-                child
-                for child in psutil.Process().children(recursive=True)
-                if "stockfish" in child.name()
-            ]
+            children = psutil.Process().children(recursive=True)
+            engines = [child for child in children if "stockfish" in child.name()]
             for engine in engines:
                 engine.kill()
             self.counts.update(kills=bool(engines))
@@ -70,22 +64,17 @@ class Faults:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def plant(script: Any, folder: Path) -> None:
-    """Put the faults around the recipe's first reward."""
-    open_rewards = script.open_rewards
-
-    def planted(*args: Any) -> list[Any]:
-        first, *others = open_rewards(*args)
-        return [Faults(first, folder), *others]
-
-    script.open_rewards = planted
-
-
 if __name__ == "__main__":
     folder, kind, *words = sys.argv[1:]
     script = recipe("grpo")
     if kind == "faults":
         guard.UNSCORED_LIMIT = 0.5  # a prompt is a quarter of a batch
-        plant(script, Path(folder))
+        open_rewards = script.open_rewards
+
+        def planted(*args: Any) -> list[Any]:
+            first, *others = open_rewards(*args)
+            return [Faults(first, Path(folder)), *others]
+
+        script.open_rewards = planted
     sys.argv[1:] = [*words, "--output_dir", str(Path(folder) / "run")]
     run_cli(script.main)

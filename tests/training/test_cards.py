@@ -5,7 +5,6 @@ import copy
 import io
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,11 +20,11 @@ from rookworld_rlvr.training.model_card import Run, public, trained_rewards, wri
 from ..conftest import script
 
 DRAFT = re.compile(r"fine-tuned version of|time machine|\[None\]|More Information Needed")
-FEW = """
-    --max_rows 300 --synthetic_rows 60 --heldout_rows 5 --max_steps 2 --save_steps 1
+SMALL = """
+    --max_rows 300 --synthetic_rows 60 --heldout_rows 5 --max_steps 2 --save_steps 1 --eval_steps 1
     --per_device_train_batch_size 8 --use_cpu --report_to none --output_dir out
+    --num_generations 4 --max_completion_length 64
 """.split()
-GRPO = [*FEW, *"--eval_steps 1 --num_generations 4 --max_completion_length 64".split()]
 
 
 def card_of(folder: Path) -> Any:
@@ -36,26 +35,20 @@ def card_of(folder: Path) -> Any:
     return card
 
 
-def card_by(name: str, *words: str, cwd: Path) -> Any:
-    """The card of a small run of a recipe, in a folder that it does not name."""
-    script(name, *words, cwd=cwd)
-    card = card_of(cwd / "out")
-    assert str(cwd) not in str(card) and asset_path("") not in str(card)
-    return card
-
-
 def printed_by(card: Any, cwd: Path) -> list[str]:
     """What the card's Python prints in a folder, line by line."""
     (code,) = re.findall(r"```python\n(.*?)```", card.text, re.S)
-    out = io.StringIO()
-    with contextlib.chdir(cwd), contextlib.redirect_stdout(out):
+    with contextlib.chdir(cwd), contextlib.redirect_stdout(io.StringIO()) as out:
         exec(code, {})
     return out.getvalue().splitlines()
 
 
 def test_a_run_s_card_tells_what_was_measured_and_how_to_use_it(tmp_path: Path) -> None:
-    card, folder = card_by("grpo.py", *GRPO, cwd=tmp_path), tmp_path / "out"
-    results, data = json.loads((folder / "results.json").read_text()), card.data
+    script("grpo.py", *SMALL, cwd=tmp_path)
+    folder = tmp_path / "out"
+    card, results = card_of(folder), json.loads((folder / "results.json").read_text())
+    assert str(tmp_path) not in str(card) and asset_path("") not in str(card)
+    data = card.data
     assert {r.metric_type: r.metric_value for r in data.eval_results} == {
         name: result["after"] for name, result in results["heldout"].items()
     }
@@ -76,32 +69,22 @@ def test_a_run_s_card_tells_what_was_measured_and_how_to_use_it(tmp_path: Path) 
     assert printed_by(card, tmp_path) == answers[shown].splitlines()
 
 
-def test_checkpoints_bring_no_draft(build: Callable[..., Any], tmp_path: Path) -> None:
-    """What an interrupted run leaves: no card rather than one that is not true."""
-    build(save_steps=1, eval_steps=1, preflight=False).train()
-    assert (tmp_path / "run" / "checkpoint-1").is_dir()
-    assert not list((tmp_path / "run").rglob("README.md"))
-
-
 def written(
-    folder: Path, data: LoadedData, base: str, dataset: str, kept: Any = None, **more: Any
+    folder: Path, data: LoadedData, base: str, dataset: str, kept: Any = (), **more: Any
 ) -> Any:
     folder.mkdir(exist_ok=True)
     recipe = {"config": "/home/ann/mine.yaml", "engine_path": "/home/ann/fish", **more}
     half = {"environment/exact": proportion(1, 2)}
-    args = SimpleNamespace(load_best_model_at_end=False, num_generations=4, start_share=0.0)
-    vars(args).update(kept or {})
+    keys = {"load_best_model_at_end": False, "num_generations": 4, "start_share": 0.0, **dict(kept)}
+    values = {"before": half, "after": half, "answer_tokens": 48, "steps": 2}
     write_card(
         Run("grpo", folder, recipe, base, data, dataset, parameters=1, seconds=90.0),
         {"environment/exact": 0.5},
         ["grpo"],
-        before=half,
-        after=half,
-        answer_tokens=48,
-        args=args,
+        **values,
+        args=SimpleNamespace(**keys),
         rewards=trained_rewards([{"name": "environment_exact"}], data),
-        step=vars(args).get("step", 1),
-        steps=2,
+        step=keys.get("step", 1),
     )
     return card_of(folder)
 
@@ -118,28 +101,14 @@ def written(
         ),
     ],
 )
-def test_the_card_says_why_these_weights_were_kept(
-    packaged: LoadedData, tmp_path: Path, kept: dict[str, Any], words: str
-) -> None:
-    usual = {"load_best_model_at_end": True, "metric_for_best_model": "overall"}
-    kept = {**usual, "greater_is_better": True, "guard": None, **kept}
-    card = written(tmp_path, packaged, "rookworld-nano", "rows.jsonl", kept)
-    assert words in card.content
+def test_why_weights_were_kept(packaged: LoadedData, tmp_path: Path, kept: Any, words: str) -> None:
+    usual = {"load_best_model_at_end": True, "metric_for_best_model": "overall", "guard": None}
+    kept = {**usual, "greater_is_better": True, **kept}
+    assert words in written(tmp_path, packaged, "rookworld-nano", "rows.jsonl", kept).text
 
 
-def test_results_are_said_to_be_of_the_rows_measured_on(
-    packaged: LoadedData, tmp_path: Path
-) -> None:
-    card = written(
-        tmp_path, packaged, "rookworld-nano", "rows.jsonl", eval_dataset_name="/home/ann/test.jsonl"
-    )
-    assert "Held-out rows are those of `test.jsonl`." in card.content
-    assert {result.dataset_name for result in card.data.eval_results} == {"test.jsonl"}
-    assert "The saved model is no better than the starting model." in card.content
-
-
-def test_what_is_on_the_hub_is_in_the_header_and_no_folder_is_in_the_text(
-    packaged: LoadedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_is_on_the_hub_is_in_the_header(
+    packaged: LoadedData, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     card = written(tmp_path / "a", packaged, "bob/large", "bob/rows")
@@ -148,7 +117,11 @@ def test_what_is_on_the_hub_is_in_the_header_and_no_folder_is_in_the_text(
     base = Path("runs/sft_mine")  # has the form of a Hub id, but is a folder
     base.mkdir(parents=True)
     (base / "README.md").write_text("---\nlicense: other\nlicense_name: ours\n---\n")
-    other = written(tmp_path / "b", packaged, str(base), "/home/ann/rows.jsonl")
+    measured = {"eval_dataset_name": "/home/ann/test.jsonl"}
+    other = written(tmp_path / "b", packaged, str(base), "/home/ann/rows.jsonl", **measured)
+    assert "Held-out rows are those of `test.jsonl`." in other.text
+    assert {result.dataset_name for result in other.data.eval_results} == {"test.jsonl"}
+    assert "The saved model is no better than the starting model." in other.text
     assert other.data.base_model is None and other.data.license == "other"
     assert other.data.license_name == "ours"
     assert other.data.datasets is None and "`rows.jsonl`" in other.text
@@ -156,14 +129,10 @@ def test_what_is_on_the_hub_is_in_the_header_and_no_folder_is_in_the_text(
     assert "/home/ann" not in str(card) + str(other)
 
 
-def test_a_list_of_paths_in_a_text_is_shortened_value_by_value() -> None:
-    given = '[{"name": "/home/ann lee/short.py:short"}]'
-    assert public(given) == '[{"name": "short.py:short"}]'
-    assert public("[environment, policy]") == "[environment, policy]"
-
-
-def test_the_card_lists_rewards_of_trained_tasks_alone(packaged: LoadedData) -> None:
+def test_the_card_lists_rewards_of_trained_tasks_alone_and_no_paths(packaged: LoadedData) -> None:
     data, specs = copy.deepcopy(packaged), [{"name": "environment_exact"}]
     assert trained_rewards(specs, data) == [("environment_exact", 1.0, "")]
     del data.report.train["environment"]
     assert trained_rewards(specs, data) == []
+    assert public('[{"name": "/home/a b/short.py:short"}]') == '[{"name": "short.py:short"}]'
+    assert public("[environment, policy]") == "[environment, policy]"

@@ -7,7 +7,7 @@ from wandb.sdk.lib.urls import DEFAULT_BASE_URL
 from rookworld_rlvr.training.dashboard import configure_wandb
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _clean_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No netrc of the person who runs the tests."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -17,16 +17,16 @@ def _clean_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", os.environ.copy())
 
 
-pytestmark = pytest.mark.usefixtures("_clean_home")
-
-
 def test_without_a_key_it_is_offline_and_says_where(tmp_path: Path) -> None:
-    line = configure_wandb(tmp_path, False, ["policy"], "rookworld-nano", "grpo_nano")
-    assert os.environ["WANDB_MODE"] == "offline"
-    assert str(tmp_path / "wandb") in line
-    assert os.environ["WANDB_DATA_DIR"] == str(tmp_path / "wandb")
-    assert os.environ["WANDB_TAGS"] == "policy,rookworld-nano"
-    assert os.environ["WANDB_RUN_GROUP"] == "grpo_nano"
+    folder = str(tmp_path / "wandb")
+    assert folder in configure_wandb(tmp_path, False, ["policy"], "rookworld-nano", "grpo_nano")
+    values = [os.environ[f"WANDB_{name}"] for name in ("MODE", "DATA_DIR", "TAGS", "RUN_GROUP")]
+    assert values == ["offline", folder, "policy,rookworld-nano", "grpo_nano"]
+    ids = [os.environ.pop("WANDB_RUN_ID")]
+    for resume in (True, False):
+        configure_wandb(tmp_path, resume, [], None, None)
+        ids.append(os.environ.pop("WANDB_RUN_ID"))
+    assert ids[0] == ids[1] != ids[2], "a resumed run keeps its id"
 
 
 @pytest.mark.parametrize("url", [None, "https://api.wandb.ai", DEFAULT_BASE_URL])
@@ -36,17 +36,7 @@ def test_with_a_key_or_a_login_in_netrc_it_is_online(tmp_path: Path, url: str | 
     else:
         netrc = tmp_path / "home" / ".netrc"
         netrc.parent.mkdir()
-        machine = url.removeprefix("https://")
-        netrc.write_text(f"machine {machine} login user password secret\n")
+        netrc.write_text(f"machine {url.removeprefix('https://')} login user password secret\n")
         netrc.chmod(0o600)
     assert "online" in configure_wandb(tmp_path, False, [], None, None)
     assert "WANDB_MODE" not in os.environ
-
-
-def test_a_resumed_run_keeps_its_id_and_a_new_one_gets_another(tmp_path: Path) -> None:
-    ids = []
-    for resume in (False, True, False):
-        os.environ.pop("WANDB_RUN_ID", None)
-        configure_wandb(tmp_path, resume, [], None, None)
-        ids.append(os.environ["WANDB_RUN_ID"])
-    assert ids[0] == ids[1] != ids[2]

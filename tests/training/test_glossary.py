@@ -13,35 +13,20 @@ from wandb.proto.wandb_internal_pb2 import Record
 from rookworld_rlvr.common.files import asset_path
 from rookworld_rlvr.rewards.registry import known_rewards
 from rookworld_rlvr.tasks.metrics import metrics
-from rookworld_rlvr.training.glossary import (
-    GLOSSARY,
-    PANELS,
-    SECTIONS,
-    STEP,
-    dashboard_key,
-    explain,
-    panels,
-)
+from rookworld_rlvr.training import glossary
+from rookworld_rlvr.training.glossary import GLOSSARY, SECTIONS, dashboard_key, explain
 
 from ..recipes.test_recipes import SMALL, run_apart
 
 
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [
-        ("reward", "reward/mean"),
-        ("rewards/environment_exact/mean", "reward/environment_exact/mean"),
-        ("engine/given_up", "health/engine/given_up"),
-        ("eval_suites/policy/best_move", "eval/suites/policy/best_move"),
-        ("eval_runtime", "time/evaluation"),
-        ("something/new", "train/something/new"),
-    ],
-)
-def test_a_trainer_s_name_leads_to_one_key(name: str, key: str) -> None:
-    assert dashboard_key(name) == key
-
-
 def test_each_key_is_explained_once_in_one_or_two_sentences() -> None:
+    keys = [dashboard_key(name) for name in ("engine/given_up", "something/new")]
+    assert keys == ["health/engine/given_up", "train/something/new"]
+    for name in metrics():
+        assert explain(dashboard_key(f"eval_{name}")), name
+    for name in known_rewards():
+        entry = explain(dashboard_key(f"rewards/{name}/mean"))
+        assert entry is not None and entry.key == "reward/<reward>/mean"
     assert set(SECTIONS) == {"reward", "kl", "health", "task", "eval", "time", "train"}
     assert {metric.section for metric in GLOSSARY} == set(SECTIONS)
     for metric in GLOSSARY:
@@ -60,91 +45,61 @@ def test_no_key_of_a_packaged_list_stands_twice() -> None:
             mappings += [value for _, value in entries if isinstance(value, yaml.MappingNode)]
 
 
-def test_held_out_metrics_and_rewards_have_their_entries() -> None:
-    for name in metrics():
-        assert explain(dashboard_key(f"eval_{name}")), name
-    for name in known_rewards():
-        entry = explain(dashboard_key(f"rewards/{name}/mean"))
-        assert entry is not None and entry.key == "reward/<reward>/mean"
-
-
 def test_every_number_over_steps_has_one_panel() -> None:
-    shown = [key for keys in PANELS.values() for key in keys]
+    shown = [key for keys in glossary.PANELS.values() for key in keys]
     assert len(set(shown)) == len(shown)
-    ends = {"time/train", "time/samples_per_second", "time/steps_per_second"}
-    ends |= {"train/loss_mean", "train/total_flos", STEP}
-    ends |= {"eval/other/<task>/<metric>"}
+    ends = {"time/train", "time/samples_per_second", "time/steps_per_second", glossary.STEP}
+    ends |= {"train/loss_mean", "train/total_flos", "eval/other/<task>/<metric>"}
     assert set(shown) == {m.key for m in GLOSSARY if not m.is_table} - ends
     for section in SECTIONS:
-        for title, members in panels(section):
+        for title, members in glossary.panels(section):
             assert {metric.section for metric in members} == {section}, title
 
 
-def records(path: Path) -> Iterator[Record]:
-    """The records of a ``.wandb`` file, in LevelDB's log format.
+def records(run: Path, kind: str) -> Iterator[Any]:
+    """What a run left behind for `wandb sync`, of a kind, in LevelDB's log format.
 
     Source: https://github.com/google/leveldb/blob/main/doc/log_format.md; blocks of 32 KiB, before
     each fragment its checksum (4 bytes), length (2) and type (1: whole, 2 to 4: first to last). W&B's
     file starts with 7 bytes of its own.
     """
+    (path,) = run.glob("wandb/offline-run-*/*.wandb")
     data, place, pending = path.read_bytes(), 7, b""
     while place + 7 <= len(data):
         if (left := 32_768 - place % 32_768) < 7:
             place += left
             continue
-        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        length, fragment = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
         pending += data[place + 7 : place + 7 + length]
         place += 7 + length
-        if kind in (1, 4):
-            record = Record()
-            record.ParseFromString(pending)
-            pending = b""
-            yield record
+        if fragment in (1, 4):
+            record, pending = Record.FromString(pending), b""
+            if record.WhichOneof("record_type") == kind:
+                yield getattr(record, kind)
 
 
-class OfflineRun:
-    """What a run left behind for `wandb sync`."""
-
-    def __init__(self, folder: Path) -> None:
-        (path,) = folder.glob("wandb/offline-run-*/*.wandb")
-        self.records = list(records(path))
-
-    def of_type(self, name: str) -> list[Record]:
-        return [record for record in self.records if record.WhichOneof("record_type") == name]
-
-    def keys(self) -> set[str]:
-        """Keys logged, of tables only their names, and those set beside the history."""
-        items = [item for r in self.of_type("history") for item in r.history.item]
-        logged = {item.key or "/".join(item.nested_key) for item in items}
-        tables = {key.split("/")[0] for key in logged if key.endswith("/_type")}
-        rest = {key for key in logged if key[0] != "_" and key.split("/")[0] not in tables}
-        beside = {i.key for r in self.of_type("summary") for i in r.summary.update}
-        return rest | tables | {key for key in beside if "/" in key}
-
-    def artifacts(self, name: str) -> list[dict[str, Path]]:
-        """Files of each version of a table, by path within it."""
-        return [
-            {entry.path: Path(entry.local_path) for entry in r.artifact.manifest.contents}
-            for r in self.of_type("artifact")
-            if r.artifact.name.endswith(f"-{name}")
-        ]
-
-
-WITH_WANDB = [*SMALL, "--output_dir", "run", "--max_completion_length", "64"]
-WITH_WANDB[WITH_WANDB.index("--report_to") + 1] = "wandb"
+def keys_of(run: Path) -> set[str]:
+    """Keys logged, of tables only their names, and those set beside the history."""
+    items = [item for row in records(run, "history") for item in row.item]
+    logged = {item.key or "/".join(item.nested_key) for item in items}
+    tables = {key.split("/")[0] for key in logged if key.endswith("/_type")}
+    rest = {key for key in logged if key[0] != "_" and key.split("/")[0] not in tables}
+    beside = {item.key for row in records(run, "summary") for item in row.update}
+    return rest | tables | {key for key in beside if "/" in key}
 
 
 @pytest.fixture(scope="module")
 def offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of the packaged recipe, two steps, with W&B and without a key."""
     folder = tmp_path_factory.mktemp("offline")
-    printed = run_apart("grpo.py", *WITH_WANDB, cwd=folder)
+    words = "--output_dir run --max_completion_length 64 --report_to wandb".split()
+    printed = run_apart("grpo.py", *SMALL, *words, cwd=folder)
     assert "W&B runs offline; its files are in run/wandb" in printed
     return folder / "run"
 
 
 def test_every_key_of_a_run_is_documented_and_the_other_way_round(offline: Path) -> None:
-    logged = OfflineRun(offline).keys()
+    logged = keys_of(offline)
     assert len(logged) > 60
     explained = {key: explain(key) for key in sorted(logged)}
     assert [key for key, entry in explained.items() if entry is None] == []
@@ -156,12 +111,11 @@ def test_every_key_of_a_run_is_documented_and_the_other_way_round(offline: Path)
     assert not any(key.startswith(("train/reward", "train/health", "train/eval")) for key in logged)
 
 
-def test_tables_hold_pictures_and_all_that_a_sync_needs_lies_in_the_run_s_folder(
-    offline: Path,
-) -> None:
-    run = OfflineRun(offline)
-    (files,) = run.artifacts("boards")  # the last step's alone
-    assert run.artifacts("completions"), "TRL's table"
+def test_tables_hold_pictures_and_lie_in_the_run_s_folder(offline: Path) -> None:
+    artifacts = list(records(offline, "artifact"))
+    assert any(one.name.endswith("-completions") for one in artifacts), "TRL's table"
+    (boards,) = (one for one in artifacts if one.name.endswith("-boards"))  # the last step's alone
+    files = {entry.path: Path(entry.local_path) for entry in boards.manifest.contents}
     assert sum(path.stat().st_size for path in files.values()) < 400_000
     assert all(path.is_relative_to(offline) for path in files.values())
     table = json.loads(files["boards.table.json"].read_text())
@@ -172,11 +126,9 @@ def test_tables_hold_pictures_and_all_that_a_sync_needs_lies_in_the_run_s_folder
         assert isinstance(row["advantage"], float)
         judged = {name for name in known_rewards() if row.get(name) is not None}
         assert judged and all(name.startswith(row["task"]) for name in judged)
-        assert row["board"]["_type"] == "html-file"
         picture = files[row["board"]["path"]].read_text()
-        assert picture.startswith("<svg")
+        assert row["board"]["_type"] == "html-file" and picture.startswith("<svg")
         if row["task"] == "environment":
-            action = row["prompt"].split("+")[1]
-            assert f"python-chess, after {action}" in picture
+            assert f"python-chess, after {row['prompt'].split('+')[1]}" in picture
         else:  # the row's own values are the truth
             assert any(word in picture for word in ("engine ", ": best", "unreadable"))

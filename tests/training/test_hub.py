@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,18 +15,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rookworld_rlvr.common.files import asset_path
 
-from ..conftest import script
-from ..hub import OWNER, TOKEN, Hub, stand_in
+from ..conftest import ran, script
+from ..hub import TOKEN, Hub, stand_in
+from .test_cards import SMALL
 
-SMALL = """
-    --max_rows 300 --synthetic_rows 60 --heldout_rows 4 --max_steps 2 --eval_steps 1 --save_steps 1
-    --per_device_train_batch_size 8 --num_generations 4 --max_completion_length 16 --logging_steps 1
-    --use_cpu --report_to none --push_to_hub true --hub_model_id ann/nano --output_dir out
-""".split()
+PUSHED = [*SMALL, *"--max_completion_length 16 --push_to_hub true --hub_model_id ann/nano".split()]
 MODEL = {"config.json", "generation_config.json", "model.safetensors"}
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
 RECORDS = {"README.md", "resolved_config.yaml", "results.json", "provenance.json", "report.html"}
-VARIABLES = {"HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
 
 
 @pytest.fixture
@@ -42,14 +37,13 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def test_what_a_run_pushes_after_its_end(hub: Hub, tmp_path: Path) -> None:
-    done = script("grpo.py", *SMALL, cwd=tmp_path)
+    done = script("grpo.py", *PUSHED, cwd=tmp_path)
     assert f"pushed to {hub.endpoint}/ann/nano" in done.stdout
-    files = hub.files[f"{OWNER}/nano"]
+    files = hub.files["ann/nano"]
     assert set(files) == MODEL | TOKENIZER | RECORDS, "no checkpoint, no optimiser, no log"
     for name, content in files.items():
         assert content == (tmp_path / "out" / name).read_bytes(), name
-    commits = [request for request in hub.requests if "/commit/" in request]
-    assert len(commits) == 1, "nothing while it trains"
+    assert sum("/commit/" in one for one in hub.requests) == 1, "nothing while it trains"
     posted = [request for request in hub.requests if request.startswith("POST")]
     assert posted[0] == "POST /api/repos/create"
     card: Any = ModelCard(files["README.md"].decode())
@@ -59,21 +53,19 @@ def test_what_a_run_pushes_after_its_end(hub: Hub, tmp_path: Path) -> None:
 
 def test_adapters_are_pushed_and_a_push_that_fails_is_told(hub: Hub, tmp_path: Path) -> None:
     hub.refused = "/commit/"
-    lora = (
-        "--hub_revision try --use_peft true --lora_r 2 --lora_target_modules c_attn c_proj".split()
-    )
-    done = script("grpo.py", *SMALL, *lora, cwd=tmp_path, code=2)
+    lora = "--use_peft true --lora_r 2 --lora_target_modules c_attn c_proj --hub_revision try"
+    done = script("grpo.py", *PUSHED, *lora.split(), cwd=tmp_path, code=2)
     message = done.stderr[done.stderr.index("push_to_hub") :]
     assert "the run is complete in out, but could not be pushed to ann/nano (403" in message
     assert {path.name for path in (tmp_path / "out").iterdir()} > RECORDS | MODEL | TOKENIZER
     assert hub.files == {"ann/nano": {}}
 
     hub.refused = "\0"
-    env = {**os.environ, **VARIABLES, "OMP_NUM_THREADS": "1", "HF_ENDPOINT": hub.endpoint}
+    own = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.endpoint}
     for line in message.splitlines()[1:]:
         command, *words = shlex.split(line)
         by_hand = [str(Path(sys.executable).with_name(command)), *words]
-        subprocess.run(by_hand, cwd=tmp_path, env=env, capture_output=True, check=True)
+        ran(*by_hand, cwd=tmp_path, env={**os.environ, **own})  # HF_TOKEN is set by `hub`
     files = hub.files["ann/nano"]
     adapters = {"adapter_config.json", "adapter_model.safetensors"}
     assert set(files) == adapters | TOKENIZER | RECORDS
@@ -93,22 +85,21 @@ def test_adapters_are_pushed_and_a_push_that_fails_is_told(hub: Hub, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("name", "fault"),
-    [("grpo.py", "no token"), ("sft.py", "another's"), ("train_judge.py", "read only")],
+    ("words", "token", "repository"),
+    [
+        ("grpo.py", "wrong", "ann/nano"),
+        ("sft.py", TOKEN, "bob/new"),
+        ("train_judge.py --train_pairs 8 --heldout_pairs 4", TOKEN, "bob/old"),
+    ],
 )
 def test_a_repository_that_cannot_be_written_to_is_told_first(
-    name: str, fault: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str, token: str, repository: str, hub: Hub, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    repository = f"{OWNER if fault == 'no token' else 'bob'}/nano"
-    if fault == "no token":
-        monkeypatch.setenv("HF_TOKEN", "y")
-    if fault == "read only":
-        hub.models["bob/nano"] = {}
-    small = "--max_rows 300 --synthetic_rows 20 --heldout_rows 4 --output_dir out".split()
-    if name == "train_judge.py":
-        small += "--train_pairs 8 --heldout_pairs 4".split()
-    words = ["--push_to_hub", "true", "--hub_model_id", repository, "--report_to", "none"]
-    done = script(name, *small, *words, cwd=tmp_path, code=2)
+    monkeypatch.setenv("HF_TOKEN", token)
+    hub.models["bob/old"] = {}
+    words += " --max_rows 300 --synthetic_rows 20 --heldout_rows 4 --output_dir out"
+    words += f" --push_to_hub true --hub_model_id {repository} --report_to none"
+    done = script(*words.split(), cwd=tmp_path, code=2)
     first = f"push_to_hub: cannot write to the repository '{repository}' at {hub.endpoint} (40"
     assert first in done.stderr and "hf auth login" in done.stderr
     assert list(tmp_path.iterdir()) == [], "nothing was begun"

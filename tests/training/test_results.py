@@ -1,8 +1,6 @@
 import json
 import math
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import chess
 import pytest
@@ -14,16 +12,10 @@ from rookworld_rlvr.tasks.registry import TASKS
 from rookworld_rlvr.training.results import before_after_table, heldout_results, write_results
 
 
-def right_elsewhere(row: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> str:
-    """The right answer to another row of the same task."""
-    task = TASKS[row["task"]]
-    others = (task.reference(other) for other in rows if other["task"] == row["task"])
-    return next(text for text in others if text != task.reference(row))
-
-
 def test_references_are_right_and_those_of_other_rows_wrong(packaged: LoadedData) -> None:
     rows = packaged.heldout
-    right = evaluate_completions(rows, [TASKS[row["task"]].reference(row) for row in rows])
+    texts = [TASKS[row["task"]].reference(row) for row in rows]
+    right = evaluate_completions(rows, texts)
     tasks = set(rows["task"])
     assert set(right) == {name for name, (task, _) in metrics().items() if task.name in tasks}
     assert tasks == {"environment", "policy"}
@@ -33,21 +25,15 @@ def test_references_are_right_and_those_of_other_rows_wrong(packaged: LoadedData
     turns = [row["fen"].split()[1] for row in rows if row["task"] == "policy"]
     for side in ("white", "black"):
         assert right[f"policy/best_move_{side}"].n == turns.count(side[0])
-    wrong = evaluate_completions(rows, [right_elsewhere(row, rows) for row in rows])
+    answers = list(zip(rows["task"], texts, strict=True))
+    elsewhere = [
+        next(text for other, text in answers if other == task and text != own)
+        for task, own in answers
+    ]
+    wrong = evaluate_completions(rows, elsewhere)
     assert wrong["environment/exact"].value == 0
     assert wrong["policy/best_move"].value < 0.1
     assert wrong["policy/format"].value == 1
-
-
-def test_a_reward_that_is_always_the_same_has_no_interval(tmp_path: Path) -> None:
-    half = proportion(20, 40)
-    results = {"environment/exact": half, "rewards/penalty": estimate("amount", [-1.0] * 40)}
-    assert "no interval" in before_after_table(results, results)
-    write_results(tmp_path / "before.json", {"before": results})
-    text = (tmp_path / "before.json").read_text()
-    assert "NaN" not in text, "which JSON does not have"
-    found = heldout_results(json.loads(text), "before")["rewards/penalty"]
-    assert found.value == -1 and found.n == 40 and math.isnan(found.interval[0])
 
 
 def test_the_table_of_a_run() -> None:
@@ -65,18 +51,13 @@ def test_the_table_of_a_run() -> None:
     # Of the same rows, six that become right and none that becomes wrong are no chance, one is.
     rows = [{"task": "environment", "fen": chess.STARTING_FEN}] * 40
     for gained, is_tie in ((6, False), (1, True), (0, True)):
-        old, new = (
-            [{"exact": float(place < right)} for place in range(40)] for right in (14, 14 + gained)
-        )
-        pairs = compare(rows, old, new)
-        share, then = ({"environment/exact": proportion(right, 40)} for right in (14, 14 + gained))
-        assert ("is a tie" in before_after_table(share, then, pairs)) is is_tie, gained
-    assert "(95% interval [-6.6, +6.6], p = 1)." in " ".join(
-        before_after_table(share, then, pairs).split()
-    )
-    assert "The saved model is no better than the starting model" in before_after_table(
-        after, before
-    )
+        counts = (14, 14 + gained)
+        pairs = compare(rows, *([{"exact": float(i < n)} for i in range(40)] for n in counts))
+        share, then = ({"environment/exact": proportion(n, 40)} for n in counts)
+        said = before_after_table(share, then, pairs)
+        assert ("is a tie" in said) is is_tie, gained
+    assert "(95% interval [-6.6, +6.6], p = 1)." in " ".join(said.split())
+    assert "The saved model is no better than the starting" in before_after_table(after, before)
 
 
 def test_the_mean_of_an_own_reward_is_in_its_own_unit_and_read_again(tmp_path: Path) -> None:
@@ -92,3 +73,11 @@ def test_the_mean_of_an_own_reward_is_in_its_own_unit_and_read_again(tmp_path: P
     assert content["steps"] == 3
     assert heldout_results(content, "before") == before
     assert heldout_results(content, "after") == {name: after[name] for name in before}
+    # One that is always the same has no interval, which JSON has no number for.
+    same = {**share, "rewards/penalty": estimate("amount", [-1.0] * 40)}
+    assert "no interval" in before_after_table(same, same)
+    write_results(tmp_path / "r.json", {"before": same})
+    text = (tmp_path / "r.json").read_text()
+    assert "NaN" not in text
+    found = heldout_results(json.loads(text), "before")["rewards/penalty"]
+    assert found.value == -1 and found.n == 40 and math.isnan(found.interval[0])

