@@ -105,3 +105,20 @@ def test_each_choice_has_the_log_prob_of_its_own_row(
         (logps * torch.arange(1.0, len(logps) + 1)).sum().backward()
         gradients.append([p.grad.clone() for p in network.parameters() if p.grad is not None])
     torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-3)
+
+
+def test_the_exact_gradient_is_the_mean_of_sampled_ones(random_gpt2: GPT2LMHeadModel) -> None:
+    """REINFORCE over a move of one token, 10,000 samples, with respect to the last hidden layer."""
+    torch.manual_seed(0)
+    moves, worth = [[token] for token in range(12)], torch.rand(12)
+    weight = random_gpt2.transformer.ln_f.weight
+    random_gpt2.eval()
+    (logps,) = choice_logps(random_gpt2, [CONTEXTS[0]], [moves])
+    (exact,) = torch.autograd.grad((logps.exp() * worth).sum(), weight, retain_graph=True)
+    scores = torch.stack([torch.autograd.grad(p, weight, retain_graph=True)[0] for p in logps])
+    illegal = 1 - logps.exp().sum().detach()  # it gets 0, so that its samples add nothing
+    chances = torch.cat([logps.exp().detach(), illegal.view(1)])
+    drawn = torch.multinomial(chances, 10_000, replacement=True)
+    samples = torch.cat([scores * worth.unsqueeze(1), torch.zeros(1, weight.numel())])[drawn]
+    assert ((samples.mean(0) - exact).abs() < 5 * samples.std(0) / 100 + 1e-7).all()
+    assert samples.var(0).sum() > 0, "the exact one has no variance"
