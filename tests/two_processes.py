@@ -52,7 +52,8 @@ def main(folder: Path, *words: str) -> dict[str, Any]:
 
 def three_tasks(folder: Path, data: LoadedData) -> dict[str, Any]:
     """What a step on a mixed batch logs, each of this process's rows, and what is right of all rows."""
-    rewards = ["environment_state", "policy_format", "fill_in_exact"]
+    rewards: Any = ["environment_state", "policy_format", "fill_in_exact"]
+    rewards.append({"name": "fill_in_similarity", "weight": 0.5})
     options: dict[str, Any] = {**SIZES, "rewards": rewards, "max_completion_length": 64}
     options["task_phases"] = [{"environment": 0.25, "policy": 0.25, "fill_in": 0.5}]
     ways = {task: {"temperature": heat, "top_p": 1.0} for task, heat in TEMPERATURES.items()}

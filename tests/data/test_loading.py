@@ -304,7 +304,7 @@ def test_faults_of_keys_names_and_files_are_named_with_close_matches(tmp_path: P
     with pytest.raises(ConfigurationError) as caught:
         DataArguments(dataset_name="rookworld-nano-opening", tasks=["policy"], **wrong)
     name, kind, share = caught.value.faults
-    assert "rookworld-nano-opening" in name and "heldout_share: 1.5" in share
+    assert "did you mean rookworld-nano-openings" in name and "heldout_share: 1.5" in share
     assert "'opennings' is not a valid kind; did you mean openings" in kind
     with pytest.raises(ConfigurationError, match="load_rows: no option 'task'; did you mean tasks"):
         load_rows(task=["policy"])

@@ -107,7 +107,9 @@ def run(words: list[str], folder: Path) -> bool:
     else:
         _, line = main.command_line(SCRIPTS[command], given)
         code = None if command == "diagnose" else 0  # 1: a run should not start like this
-        script(f"{SCRIPTS[command]}.py", *small(command, line[1:], folder), cwd=folder, code=code)
+        options = small(command, line[1:], folder)
+        done = script(f"{SCRIPTS[command]}.py", *options, cwd=folder, code=code)
+        assert done.returncode in (0, 1), (words, done.stderr[-2000:])
     return True
 
 

@@ -9,16 +9,10 @@ from typing import Any
 import pytest
 
 from rookworld_rlvr.common.errors import EngineError, RookWorldError
-from rookworld_rlvr.data.loading import (
-    DataArguments,
-    DataReport,
-    LoadedData,
-    label_heldout,
-    load_data,
-    require_truth,
-)
+from rookworld_rlvr.data import loading
 from rookworld_rlvr.engine.labeller import Labeller, ValueCache
 from rookworld_rlvr.engine.truth import LabelArguments, PolicyTruth
+from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.types import Values, ValueSource, values_by_move
 
 from ..engines import POSITIONS, FakeLabeller, engine_arguments, fake_values
@@ -51,7 +45,7 @@ def test_no_engine_is_looked_for_where_none_is_needed(labels: Any, unlabelled: i
             PolicyTruth.open(args, 1)
 
 
-def test_the_engine_values_the_held_out_rows_without_values(packaged: LoadedData) -> None:
+def test_the_engine_values_the_held_out_rows_without_values(packaged: loading.LoadedData) -> None:
     rows, labeller = packaged.heldout.to_list(), FakeLabeller()
     bare = [row for row in rows if row["task"] == "policy"][::7]
     fens = [row["fen"] for row in bare]
@@ -59,7 +53,7 @@ def test_the_engine_values_the_held_out_rows_without_values(packaged: LoadedData
     features = packaged.heldout.features
     stripped = packaged.heldout.remove_columns("action_values")
     stripped = stripped.add_column("action_values", values, feature=features["action_values"])
-    labelled = label_heldout(replace(packaged, heldout=stripped), PolicyTruth(labeller))
+    labelled = loading.label_heldout(replace(packaged, heldout=stripped), PolicyTruth(labeller))
     assert labeller.calls == [fens] and labelled.train is packaged.train
     for before, after in zip(rows, labelled.heldout.to_list(), strict=True):
         assert {**before, "action_values": 0} == {**after, "action_values": 0}
@@ -76,20 +70,20 @@ def test_rows_without_values_are_counted_and_need_an_engine(tmp_path: Path) -> N
         for fen, stored in values.items()
     ]
     name = write_jsonl(tmp_path / "rows.jsonl", lines)
-    data = load_data(DataArguments(dataset_name=name, heldout_share=0.5))
+    data = loading.load_data(loading.DataArguments(dataset_name=name, heldout_share=0.5))
     assert data.report.unlabelled == 30
     with pytest.raises(
         RookWorldError, match=r"30 policy rows.*rookworld prepare.*stored_or_engine"
     ):
-        require_truth(data, ["policy"])
-    require_truth(data, ["policy"], labels="stored_or_engine")
+        loading.require_truth(data, ["policy"])
+    loading.require_truth(data, ["policy"], labels="stored_or_engine")
 
 
-def test_a_task_without_held_out_rows_cannot_be_measured(packaged: LoadedData) -> None:
-    report = DataReport()
+def test_a_task_without_held_out_rows_cannot_be_measured(packaged: loading.LoadedData) -> None:
+    report = loading.DataReport()
     report.heldout["policy"] = 5
     with pytest.raises(RookWorldError, match="no held-out rows of the task 'environment'"):
-        require_truth(replace(packaged, report=report), ["policy", "environment"])
+        loading.require_truth(replace(packaged, report=report), ["policy", "environment"])
 
 
 SOURCE = ValueSource("Fake 1 (Hash 16, Threads 1)", "depth 4")
@@ -212,3 +206,18 @@ def test_a_second_labeller_searches_nothing(stockfish: str, file: Path) -> None:
     with Labeller(engine_arguments(stockfish, engine_cache=str(file), engine_depth=4)) as deeper:
         deeper.values(POSITIONS[:1])
         assert deeper.searched == 1
+
+
+def test_the_real_engine_gives_the_values_and_rewards_of_stored_ones(stockfish: str) -> None:
+    keys: Any = {"labels": "stored_or_engine", "engine_depth": 3, "engine_cache": ":memory:"}
+    with Labeller(engine_arguments(stockfish, engine_depth=3)) as labeller:
+        found: Any = labeller.values(POSITIONS)
+    truth: Any = PolicyTruth.open(LabelArguments(engine_path=stockfish, **keys), 1)
+    assert truth.values(POSITIONS, [None] * len(POSITIONS)) == found
+    asked: dict[str, Any] = {"prompts": [f"P: {fen}" for fen in POSITIONS]}
+    asked["completions"] = [f"M: {move} E: 0.1 B: {move}" for move in map(min, found)]
+    stored, none = [column(values) for values in found], [None] * len(POSITIONS)
+    specs: Any = ["policy_best_move", "policy_rank", "policy_evaluation", "graduated"]
+    for live, known in zip(get_reward_funcs(specs, truth), get_reward_funcs(specs), strict=True):
+        assert live(**asked, action_values=none) == known(**asked, action_values=stored)
+    truth.labeller.close()

@@ -1,8 +1,9 @@
-"""The suites `environment` and `policy`, models under test, and the results file."""
+"""The suites `environment`, `policy` and `fill_in`, models under test, and the results file."""
 
 import json
 import math
 import re
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -27,8 +28,9 @@ from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import GREEDY, ROOKWORLD, complete
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.environment import write_environment_answer
+from rookworld_rlvr.tasks.fill_in_record import filled, fitting, parse_fill_in_prompt
 from rookworld_rlvr.tasks.registry import join_row
-from rookworld_rlvr.tasks.types import EnvironmentPrompt
+from rookworld_rlvr.tasks.types import FILL_IN_FIELDS, EnvironmentPrompt
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 
 from ..conftest import recipe
@@ -257,3 +259,33 @@ def test_the_best_checkpoints_suite_must_run() -> None:
     (fault,) = check_recipe(*others, args, SuiteArguments(suites=["policy"]))
     assert "is not measured; add its task to `tasks`, or its suite to `suites`" in fault
     assert not check_recipe(*others, args, SuiteArguments(suites=["self_play"]))
+
+
+HIDDEN_MOVE = f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+0.001+0+0+"
+WHOLE = f"F: {START}+e2e4+e2e4+[MASK]+0.001+0+0+"
+
+
+def test_fill_in_metrics_by_hand() -> None:
+    for prompt, completion, *numbers in (
+        (HIDDEN_MOVE, " e2e4", 0, 1, 1),
+        (HIDDEN_MOVE, " e2e3", 0, 0, 0.95 * 3 / 4),  # one character of four
+        (HIDDEN_MOVE, "", 1, 0, 0),
+        (WHOLE, f" {AFTER_E4}", 0, 1, 1),
+        # An en passant square where no capture is legal: "-" becomes "e3", two edits of 59.
+        (WHOLE, f" {AFTER_E4.replace(' - ', ' e3 ')}", 0, 0, 0.95 * (1 - 2 / 59)),
+    ):
+        found = FillInSuite.judge({"prompt": prompt}, completion)
+        expected = dict(zip(("invalid", "exact", "similarity"), numbers, strict=True))
+        assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_items_are_held_out_records_each_field_as_often() -> None:
+    fens = FillInSuite(150, 0).positions()
+    prompts = [parse_fill_in_prompt(item) for item in fens]
+    assert Counter(prompt.field for prompt in prompts) == dict.fromkeys(FILL_IN_FIELDS, 15)
+    assert all(is_held_out(fen, HELDOUT_SHARE) for fen in fens.values())
+    for prompt, fen in zip(prompts, fens.values(), strict=True):
+        states = {filled(prompt.columns, answer)[0].fen for answer in fitting(prompt)}
+        assert fen in states, "the position is the true one, hidden or not"
+        assert states == {fen} or prompt.column == "state"
+    assert len(fens) == len({*map(str, prompts)})

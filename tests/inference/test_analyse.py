@@ -55,6 +55,8 @@ def test_faults_are_one_message_and_exit_code_2(capsys: pytest.CaptureFixture[st
     for words, fault in (
         ("--fen e4", "a FEN has six fields: 'e4'"),
         ("--moves e4 Ke3", "illegal san: 'Ke3'"),
+        ("--moves 0000", "'0000' is not a move"),
+        ("--fen 8/8/8/8/8/8/8/8 w - - 0 1", "not a legal chess position"),
         ("--model nowhere", "model: there is no folder 'nowhere'"),
         ("--move Qh9", "invalid san: 'Qh9'"),
     ):

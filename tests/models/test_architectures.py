@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from rookworld_rlvr.common.errors import RookWorldError
@@ -122,3 +123,11 @@ def test_the_exact_gradient_is_the_mean_of_sampled_ones(random_gpt2: GPT2LMHeadM
     samples = torch.cat([scores * worth.unsqueeze(1), torch.zeros(1, weight.numel())])[drawn]
     assert ((samples.mean(0) - exact).abs() < 5 * samples.std(0) / 100 + 1e-7).all()
     assert samples.var(0).sum() > 0, "the exact one has no variance"
+
+
+def test_adapters_on_a_llama(tokenizer: Any, build: Callable[..., Any]) -> None:
+    adapters = LoraConfig(target_modules=["q_proj", "v_proj"], r=4)
+    options = {"beta": 0.1, "max_steps": 1, "max_completion_length": 8, "reward_funcs": [length]}
+    trainer = build(tiny("llama", tokenizer), peft_config=adapters, **options)
+    trainer.train()
+    assert trainer.preflight is not None and not trainer.preflight.faults(1e-3)

@@ -201,7 +201,7 @@ def chi_squared(one: Counter[Any], other: Counter[Any]) -> tuple[float, int]:
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_it_samples_the_distribution_of_generate(kind: str) -> None:
     """Whole completions of up to three tokens, all controls on, rows of two kinds in a batch."""
-    model, count = tiny(kind), 3000
+    model, count = tiny(kind), 6000
     ways = [Sampling(0.9, 0.9, 12), Sampling(1.4, 0.8, 7, max_completion_length=2)]
     torch.manual_seed(0)
     prompts = [PROMPTS[0], PROMPTS[1]] * count

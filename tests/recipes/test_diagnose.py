@@ -323,6 +323,8 @@ def test_one_batch_over_and_over(diagnose: Diagnose, healthy: Path, tmp_path: Pa
 def test_bad_input_is_refused_before_anything_is_loaded(recipe: ModuleType) -> None:
     with pytest.raises(RookWorldError, match="overfit_single_batch: -1 is too small"):
         recipe.main([*SMALL, "--overfit_single_batch", "-1"])
+    with pytest.raises(RookWorldError, match="compare: 'runs/none' has no log"):
+        recipe.main([*SMALL, "--compare", "runs/none"])
 
 
 @pytest.mark.slow

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import chess
 import pytest
 
-from rookworld_rlvr.cli.dry_run import dry_run_text
+from rookworld_rlvr.cli.dry_run import KINDS, _answers, dry_run_text
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.evaluation import suite
@@ -18,6 +19,7 @@ from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs
 from rookworld_rlvr.tasks.registry import TASKS
 
 from ..conftest import NOT_KEPT, history, script
+from ..rows import column
 
 SMALL = """
     --max_steps 1 --per_device_train_batch_size 16 --heldout_rows 8 --max_completion_length 16
@@ -31,6 +33,9 @@ REWARDS = '''
 def short(completions, length=20, **columns):
     """1 for an answer of up to `length` characters."""
     return [float(len(text) <= length) for text in completions]
+
+def broken(completions, **columns):
+    return [1 / 0 for _ in completions]
 
 async def slow(prompts, completions, **columns):
     return [0.5 for _ in prompts]
@@ -308,3 +313,22 @@ def test_a_suite_of_one_s_own_is_run(folder: Path) -> None:
     words = "--suites_from other.py:Starts --suites others".split()
     done = script("evaluate.py", *words, cwd=folder, code=2)
     assert "did you mean readable?" in done.stderr
+
+
+def test_a_reward_that_fails_ends_with_one_message(folder: Path) -> None:
+    done = script("grpo.py", *SMALL, "--rewards", '["my_rewards.py:broken"]', cwd=folder, code=2)
+    assert "broken raised ZeroDivisionError: division by zero (my_rewards.py, line " in done.stderr
+
+
+def test_a_dry_run_s_wrong_answer_is_wrong_here() -> None:
+    """In a game, the right answer to the next row is often right in this one, too."""
+    rows = []
+    for best, first in (("e2e4", 50), ("e2e4", 60), ("d2d4", 50)):
+        worst = {move.uci(): -at for at, move in enumerate(chess.Board().legal_moves)}
+        row = {"prompt": f"P: {chess.STARTING_FEN}", "completion": ""}
+        rows.append({**row, "action_values": column({**worst, best: first})})
+    references = [TASKS["policy"].reference(row) for row in rows]
+    assert len(set(references)) == 3
+    answers = dict(_answers(TASKS["policy"], rows[0], rows))
+    assert tuple(answers) == KINDS
+    assert answers["reference"] == references[0] and answers["wrong"] == references[2]

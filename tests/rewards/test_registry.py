@@ -280,7 +280,8 @@ def test_every_reward_is_a_function_of_the_module() -> None:
         path, _, attribute = f"rookworld_rlvr.rewards.{name}".rpartition(".")  # as `trl grpo` does
         func = getattr(importlib.import_module(path), attribute)
         assert func.__name__ == name  # TRL logs it under this name
-        assert said.meaning in func.__doc__ and f"Range: {said.range}." in func.__doc__
+        assert said.meaning and said.meaning in func.__doc__
+        assert f"Range: {said.range}." in func.__doc__
         assert pickle.loads(pickle.dumps(func)) is func
     package = importlib.import_module("rookworld_rlvr")
     assert all(name in dir(package) for name in ("RookWorld", "rewards", "training"))

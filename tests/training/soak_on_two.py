@@ -43,6 +43,7 @@ class Faults:
     def __call__(self, prompts: list[str], trainer_state: Any, **columns: Any) -> Any:
         fails = any(crc32(prompt.encode()) % ONE_IN == 0 for prompt in prompts)
         if len(prompts) == ROWS:  # not asked again for the rows of one prompt
+            self.counts.update(calls=1, failed=fails)
             self.disturb(trainer_state.global_step)
         elif fails and len(prompts) > 1 == len({*prompts}):  # held-out rows have different prompts
             self.counts.update(lost=len(prompts))

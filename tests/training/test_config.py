@@ -64,6 +64,8 @@ def test_recipe_and_overrides(tmp_path: Path) -> None:
         ({"num_generations": 7}, ["num_generations"]),
         ({"use_cpu": False, "bf16": True}, ["bf16: no GPU that", "give --bf16 false"]),
         ({"loss_type": "dr-grpo"}, ["loss_type", "did you mean dr_grpo"]),
+        ({"scale_rewards": "grup"}, ["scale_rewards", "did you mean group"]),
+        ({"max_completion_length": 0}, ["max_completion_length: 0 is too small"]),
         ({"hub_strategy": "checkpoint"}, ["hub_strategy", "the final model is pushed"]),
     ],
 )

@@ -82,3 +82,9 @@ def test_a_start_that_is_gone_leaves_the_results(tmp_path: Path, monkeypatch: An
     results, printed = train(tmp_path)
     assert "planted: the start is gone" in printed
     assert results and not any(name.startswith("other/") for name in results)
+
+
+def test_a_model_that_can_do_nothing_is_named_at_step_0(start: str, tmp_path: Path) -> None:
+    _, printed = train(tmp_path, "--model_name_or_path", start)
+    said = " ".join(printed.split())  # findings are wrapped
+    assert "step 0 warning nothing_parses: 0%" in said and "run rookworld sft first" in said

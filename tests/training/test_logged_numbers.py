@@ -1,5 +1,6 @@
 """What a step logs is what its micro-batches give when they are put together and computed again."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,3 +95,10 @@ def test_the_loss_of_a_resumed_run_is_of_its_own_steps(build: Build, tmp_path: P
     resumed.train(resume_from_checkpoint=str(tmp_path / "other" / "checkpoint-3"))
     assert resumed.state.log_history[-1]["train_loss"] == pytest.approx(losses[3], abs=1e-6)
     assert abs(losses[2]) > 1e-4
+
+
+def test_a_reward_of_one_s_own_that_was_always_0_has_no_interval(build: Build) -> None:
+    trainer = build(reward_funcs=[lambda prompts, **_: [0.0] * len(prompts)], **NOT_KEPT)
+    trainer.evaluate()
+    (found,) = (one for name, one in trainer.heldout.results.items() if name.startswith("rewards/"))
+    assert found.value == 0 and found.n == 16 and all(map(math.isnan, found.interval))

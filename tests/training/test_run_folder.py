@@ -14,22 +14,15 @@ from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.engine.truth import PolicyTruth
 from rookworld_rlvr.tasks.metrics import evaluate_completions
 from rookworld_rlvr.tasks.registry import TASKS
+from rookworld_rlvr.training import run_folder
 from rookworld_rlvr.training.results import HELDOUT_BEFORE, write_results
 from rookworld_rlvr.training.resuming import starting_point
-from rookworld_rlvr.training.run_folder import (
-    close_provenance,
-    goes_on,
-    open_folder,
-    open_provenance,
-    quarantine_path,
-    resume_point,
-)
 
 from .test_resuming import write
 
 
 def reopen(run: Path, resolved: str, keep: bool = False) -> None:
-    open_folder(run, keep, resolved, quarantine_path(run))
+    run_folder.open_folder(run, keep, resolved, run_folder.quarantine_path(run))
 
 
 @pytest.fixture
@@ -43,40 +36,42 @@ def test_the_last_checkpoint_a_folder_or_none(checkpoint: Path, tmp_path: Path) 
     for copy in ("checkpoint-50.bak", "damaged-checkpoint-60"):
         (run / copy).mkdir()
     for wish, folder in ((None, run), ("false", run), ("auto", other)):
-        assert resume_point(wish, folder, "a: 1") is None
+        assert run_folder.resume_point(wish, folder, "a: 1") is None
     for wish, folder in (("true", run), ("auto", run), (str(checkpoint), other)):
-        assert resume_point(wish, folder, "a: 1") == checkpoint
+        assert run_folder.resume_point(wish, folder, "a: 1") == checkpoint
     for wish, folder, words in (
         ("true", other, "give auto to start a new run"),
         (str(tmp_path / "missing"), tmp_path, r"missing' is damaged or no checkpoint"),
         (str(run), run, r"run' is damaged or no checkpoint \(manifest"),
     ):
         with pytest.raises(RookWorldError, match=words):
-            resume_point(wish, folder, "a: 1")
-    assert goes_on(run, checkpoint)
-    assert not goes_on(other, checkpoint) and not goes_on(run, None), "another run"
+            run_folder.resume_point(wish, folder, "a: 1")
+    assert run_folder.goes_on(run, checkpoint)
+    assert not run_folder.goes_on(other, checkpoint) and not run_folder.goes_on(run, None), (
+        "another run"
+    )
 
 
 def test_auto_knows_a_finished_run(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = checkpoint.parent
     (run / "resolved_config.yaml").write_text("# from step 2: max_steps 1 -> 2\na: 1\n")
-    assert resume_point("auto", run, "a: 1") == checkpoint, "it was killed"
+    assert run_folder.resume_point("auto", run, "a: 1") == checkpoint, "it was killed"
     (run / "README.md").write_text("the card, which is written last")
     with pytest.raises(SystemExit) as ended:
-        resume_point("auto", run, "a: 1")
+        run_folder.resume_point("auto", run, "a: 1")
     assert ended.value.code == 0 and "is finished; see its README.md" in capsys.readouterr().out
-    assert resume_point("true", run, "a: 1") == checkpoint
-    assert resume_point("auto", run, "a: 2") is None
+    assert run_folder.resume_point("true", run, "a: 1") == checkpoint
+    assert run_folder.resume_point("auto", run, "a: 2") is None
     assert "had other keys (a 1 -> 2): a new run starts" in capsys.readouterr().out
     reopen(run, "a: 1", keep=True)  # more steps, by true
-    assert resume_point("auto", run, "a: 1") == checkpoint
+    assert run_folder.resume_point("auto", run, "a: 1") == checkpoint
 
 
 def test_an_earlier_run_is_kept_beside_the_new_one(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "nano"
     for text in ("one", "two", "three"):
-        quarantine_path(run).parent.mkdir(exist_ok=True)
-        quarantine_path(run).write_text("a bad row\n")
+        run_folder.quarantine_path(run).parent.mkdir(exist_ok=True)
+        run_folder.quarantine_path(run).write_text("a bad row\n")
         (run.parent / "nano.quarantine.eval.jsonl").write_text("of the evaluation\n")
         reopen(run, text)
         assert (run / "quarantine.jsonl").read_text() == "a bad row\n"
@@ -131,16 +126,16 @@ def test_a_run_remembers_where_it_began(checkpoint: Path, packaged: LoadedData) 
 
 def test_each_start_of_a_run_is_a_session(checkpoint: Path, packaged: LoadedData) -> None:
     run, data = checkpoint.parent, (packaged, PolicyTruth())
-    open_provenance(run, "save_steps: 1\n", *data, processes=1)
+    run_folder.open_provenance(run, "save_steps: 1\n", *data, processes=1)
     line = "from step 20: save_steps 1 -> 2"
-    assert open_provenance(run, "save_steps: 2\n", *data, 2, checkpoint) == [line]
+    assert run_folder.open_provenance(run, "save_steps: 2\n", *data, 2, checkpoint) == [line]
     assert (run / "resolved_config.yaml").read_text() == f"# {line}\nsave_steps: 2\n"
-    close_provenance(run, started=0.0, parameters=7)
+    run_folder.close_provenance(run, started=0.0, parameters=7)
     killed, ended = json.loads((run / "provenance.json").read_text())["sessions"]
     assert killed["resumed_from"] is None and "seconds" not in killed
     assert ended["resumed_from"] == str(checkpoint) and ended["parameters"] == 7
     assert (ended["from_step"], ended["changed"]) == (20, {"save_steps": [1, 2]})
     assert ended["versions"]["chess"] == chess.__version__
     assert ended["data"]["heldout"] == dict(packaged.report.heldout)
-    open_provenance(run, "a: 1", *data, processes=1)
+    run_folder.open_provenance(run, "a: 1", *data, processes=1)
     assert len(json.loads((run / "provenance.json").read_text())["sessions"]) == 1

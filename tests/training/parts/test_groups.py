@@ -228,9 +228,12 @@ def test_two_processes_mix_three_tasks_in_one_batch(two: list[Any]) -> None:
         return [score[component] for score in found if score is not None]
 
     # A reward's mean is over the rows of its own task.
-    for task, component in ((E, "state"), (P, "format"), (F, "exact")):
+    for task, component in ((E, "state"), (P, "format"), (F, "exact"), (F, "similarity")):
         mean = pytest.approx(statistics.fmean(scores(task, component)), abs=1e-5)
-        assert logged[f"reward/{task}"] == logged[f"rewards/{task}_{component}/mean"] == mean
+        assert logged[f"rewards/{task}_{component}/mean"] == mean
+        assert task == F or logged[f"reward/{task}"] == mean
+    of_both = statistics.fmean(scores(F, "exact")) + 0.5 * statistics.fmean(scores(F, "similarity"))
+    assert logged[f"reward/{F}"] == pytest.approx(of_both, abs=1e-5)
     assert 0 < logged[f"reward/{E}"] < 1
 
 

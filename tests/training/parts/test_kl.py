@@ -125,9 +125,10 @@ def test_warming_up_rises_from_nought_and_does_not_adapt() -> None:
     assert controller.beta == pytest.approx(0.12)
 
 
-def test_a_step_that_is_skipped_leaves_the_coefficient_alone() -> None:
+@pytest.mark.parametrize("kl", [math.nan, math.inf])
+def test_a_step_that_is_skipped_leaves_the_coefficient_alone(kl: float) -> None:
     args = RookWorldGRPOConfig(kl_control="adaptive", kl_target=0.1, beta=0.5, **ON_CPU)
-    settled = {"kl": [math.nan, 10.0], "kl/coefficient": [4.0, 8.0]}
+    settled = {"kl": [kl, 10.0], "kl/coefficient": [4.0, 8.0]}
     part = KLTerm(SimpleNamespace(args=args, settled=settled))
     part.on_step_end(None, SimpleNamespace(global_step=5), None)
     assert part.controller.beta == 0.5 and part.controller.before is None

@@ -52,7 +52,9 @@ def watch(trainer: Any) -> list[list[torch.Tensor]]:
     return seen
 
 
-@pytest.mark.parametrize(("factor", "max_grad_norm"), [(math.nan, 1.0), (math.inf, 0.0)])
+@pytest.mark.parametrize(
+    ("factor", "max_grad_norm"), [(math.nan, 1.0), (math.inf, 0.0), (math.inf, 1.0)]
+)
 def test_a_step_is_skipped_with_nothing_touched(
     failing_trainer: Callable[..., Any], factor: float, max_grad_norm: float
 ) -> None:

@@ -41,6 +41,8 @@ def faults(**options: Any) -> list[str]:
         ({"kl_control": "adaptive", "beta": 0.1}, "needs a kl_target"),
         ({"kl_control": "adaptive", "kl_target": 0.1, "beta": 0}, "a beta above 0 to start from"),
         ({"kl_target": 0.1, "beta": 0.1}, "does nothing without kl_control: adaptive"),
+        ({"kl_adaptation": "multiplicative"}, "does nothing without kl_control: adaptive"),
+        ({"gae_lambda": 0.5}, "does nothing without advantage_estimator: gae"),
         ({"baseline_decay": 0.5}, "baseline_decay: 0.5 does nothing without baseline: ema"),
         ({**GAE, "baseline": "ema", "scale_rewards": "batch"}, "not go with baseline: ema"),
         ({**GAE, **BY_REWARD}, "gae does not go with multi_objective_aggregation"),

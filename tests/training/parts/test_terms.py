@@ -91,7 +91,6 @@ def test_replaced_groups_bring_their_moves(made: Any) -> None:
     assert groups[:, 0].bool().tolist() == tasks
 
 
-# --- Answers of the start that are kept -----------------------------------------------------------
 KEEP: dict[str, Any] = {"keep_coef": 3.0, "keep_rows": {"environment": 5}, "beta": 0.01}
 
 
@@ -161,3 +160,15 @@ def test_an_unmoved_policy_has_no_term_and_a_step_draws_its_own_rows(moved: Any)
     assert draws[0] == draws[1] and draws[0][0] != draws[0][1]
     trainer.state.global_step = 4
     assert term_of(trainer) not in draws[0]
+
+
+def test_steps_raise_the_expected_score_though_no_group_has_signal(made: Any) -> None:
+    trainer = made(expected_score_coef=1.0, max_steps=6, learning_rate=1e-3, eval_strategy="no")
+    rows = [row for row in trainer.train_dataset if row["task"] == "policy"][:8]
+
+    def term() -> float:
+        return trainer.loss(trainer.model, sampled(trainer, rows)).terms["moves"].item()
+
+    before = term()
+    trainer.train()
+    assert term() < before - 0.01
