@@ -327,9 +327,6 @@ def check_layout(trainer: Any, checkpoint: str) -> None:
         if any(path for name in files for path in Path(checkpoint).glob(name))
     ]
     if found and ours not in found:
-        raise ConfigurationError(
-            [
-                f"resume_from_checkpoint: {checkpoint} was written {found[0]}, cannot be read {ours}; "
-                "give its own --accelerate_config, or start a new run by model_name_or_path"
-            ]
-        )
+        said = f"{checkpoint} was written {found[0]} and cannot be read {ours}; resume it with the "
+        said += "--accelerate_config that it began with, or start a new run from its weights by "
+        raise ConfigurationError([f"resume_from_checkpoint: {said}model_name_or_path"])

@@ -61,7 +61,7 @@ def serve(args: argparse.Namespace) -> None:
     launch(args.model, Path(args.runs), args.host, port)
     print(f"the page is at http://{args.host}:{port} (Ctrl-C ends it)", flush=True)
     while True:
-        time.sleep(1)
+        time.sleep(1)  # not for ever: a Ctrl-C just before it would be seen by nobody
 
 
 def free_port(host: str, first: int, count: int = 10) -> int:
