@@ -219,9 +219,8 @@ def test_a_checkpoint_of_another_layout_is_refused(tmp_path: Path, file: str, la
     """The optimiser would begin anew, unsaid."""
     (tmp_path / file).mkdir()
     plain = SimpleNamespace(is_fsdp_enabled=False, is_deepspeed_enabled=False)
-    with pytest.raises(
-        ConfigurationError, match=f"written with {layout} and cannot be read plainly"
-    ):
+    said = f"written with {layout} and cannot be read plainly"
+    with pytest.raises(ConfigurationError, match=said):
         check_layout(plain, str(tmp_path))
     (tmp_path / "optimizer.pt").touch()
     check_layout(plain, str(tmp_path))
