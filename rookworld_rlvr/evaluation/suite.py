@@ -232,8 +232,8 @@ _OWN: dict[str, type[Suite]] = {}  # of the user's files
 _MODULES = {  # of suites that are not in a module of their own name
     **dict.fromkeys(("self_play", "closed_loop"), "games"),
     **dict.fromkeys(("versus_stockfish", "versus_model"), "matches"),
-    "fill_in": "environment",
-    "mate_in_one": "puzzles",
+    **dict.fromkeys(("fill_in", "openings"), "environment"),
+    **dict.fromkeys(("puzzles", "mate_in_one"), "policy"),
 }
 
 

@@ -21,8 +21,8 @@ from rookworld_rlvr.evaluation.models import LanguageModel, RandomMover
 from rookworld_rlvr.evaluation.registry import SUITE_HEADLINES, SuiteArguments
 from rookworld_rlvr.evaluation.results import ModelResults, results_document, results_text
 from rookworld_rlvr.evaluation.suites.environment import EnvironmentSuite, FillInSuite
+from rookworld_rlvr.evaluation.suites.environment import OpeningsSuite as Openings
 from rookworld_rlvr.evaluation.suites.games import SelfPlaySuite
-from rookworld_rlvr.evaluation.suites.openings import OpeningsSuite
 from rookworld_rlvr.evaluation.suites.policy import PolicySuite
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import GREEDY, ROOKWORLD, complete
@@ -75,7 +75,7 @@ def test_environment_items_are_held_out_and_from_all_of_the_game() -> None:
     assert max(len(name.split("+")[2].split()) for name in fens) == 10, "the history"
 
 
-@pytest.mark.parametrize("kind", [EnvironmentSuite, PolicySuite, FillInSuite, OpeningsSuite])
+@pytest.mark.parametrize("kind", [EnvironmentSuite, PolicySuite, FillInSuite, Openings])
 def test_the_oracle_is_always_right(kind: Any) -> None:
     suite = kind(60, 0)
     wrong = ("invalid", "sampled_invalid", "centipawn_loss", "win_probability_loss")

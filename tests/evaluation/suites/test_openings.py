@@ -12,7 +12,7 @@ import pytest
 from rookworld_rlvr.evaluation.models import RandomMover
 from rookworld_rlvr.evaluation.results import ModelResults, results_text
 from rookworld_rlvr.evaluation.suite import Answerer, SuiteUnavailableError
-from rookworld_rlvr.evaluation.suites.openings import OpeningsSuite
+from rookworld_rlvr.evaluation.suites.environment import OpeningsSuite
 from rookworld_rlvr.models.decoding import Decoding
 from rookworld_rlvr.tasks import rules
 

@@ -12,7 +12,7 @@ from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
 from rookworld_rlvr.engine import EngineArguments
 from rookworld_rlvr.evaluation.registry import SuiteArguments
 from rookworld_rlvr.evaluation.suite import open_suites
-from rookworld_rlvr.evaluation.suites.puzzles import MateInOneSuite, PuzzlesSuite, read_puzzles
+from rookworld_rlvr.evaluation.suites.policy import MateInOneSuite, PuzzlesSuite, read_puzzles
 from rookworld_rlvr.tasks import positions, rules
 
 from ...scripted import GARBAGE, Scripted, policy_text
