@@ -21,13 +21,7 @@ from ..tasks import positions, rules
 from ..tasks.environment import ENVIRONMENT, write_environment_prompt
 from ..tasks.fill_in import FILL_IN
 from ..tasks.policy import POLICY, write_policy_prompt
-from ..tasks.types import (
-    FILL_IN_FIELDS,
-    EnvironmentAnswer,
-    EnvironmentPrompt,
-    FillInField,
-    action_values_column,
-)
+from ..tasks.types import FILL_IN_FIELDS, EnvironmentPrompt, FillInField, action_values_column
 from .parsing import prompt_of
 from .sources import FIELD_SHARES, KIND_SHARES, Row
 
@@ -164,7 +158,8 @@ def fill_in_row(
         field: What is masked.
     """
     answered = rules.transition(asked.fen, asked.action)
-    places = list(_places(asked, answered, field, changed=field == "rank" and rng.random() < 0.5))
+    is_changed = field == "rank" and rng.random() < 0.5
+    places = list(_places(asked, answered.fen, field, is_changed))
     if not places:
         return None
     try:
@@ -178,9 +173,9 @@ def fill_in_row(
 
 
 def _places(
-    asked: EnvironmentPrompt, answered: EnvironmentAnswer, field: FillInField, changed: bool
+    asked: EnvironmentPrompt, next_fen: str, field: FillInField, is_changed: bool
 ) -> Iterator[tuple[str, int | None]]:
-    """Columns and parts in which a field appears; with `changed`, only if the two states differ."""
+    """Columns and parts in which a field appears; with `is_changed`, only if the two states differ."""
     if field == "history":
         yield from (("history", move) for move in range(len(asked.history) - 1))
     elif field == "flags":
@@ -188,9 +183,9 @@ def _places(
     elif field in record.Columns._fields:
         yield field, None
     else:
-        before, after = record.fen_parts(asked.fen), record.fen_parts(answered.fen)
+        before, after = record.fen_parts(asked.fen), record.fen_parts(next_fen)
         for part, name in enumerate(record.FEN_FIELDS):
-            if name == field and not (changed and before[part] == after[part]):
+            if name == field and not (is_changed and before[part] == after[part]):
                 yield from ((column, part) for column in record.FEN_COLUMNS)
 
 

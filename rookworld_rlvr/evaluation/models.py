@@ -6,22 +6,13 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from accelerate import PartialState
 
 from ..common.settings import Checked, each, setting
 from ..models import loading
-from ..models.decoding import (
-    ANSWER_TOKENS,
-    GREEDY,
-    PLAIN,
-    ROOKWORLD,
-    Answer,
-    Decoding,
-    complete,
-    shared,
-)
+from ..models.decoding import ANSWER_TOKENS, GREEDY, PLAIN, ROOKWORLD, Decoding, complete, shared
 from ..tasks.registry import TASKS, task_of
 from .registry import RANDOM_MOVER, contestant_faults
 from .suite import Answerer
@@ -93,8 +84,8 @@ class LanguageModel(Answerer):
         return self._answered(prompts, draw, f"{self.name}, sampled", each=count)
 
     def _answered(
-        self, prompts: Sequence[str], answer: Callable[..., list[Answer]], title: str, each: int = 1
-    ) -> list[Answer]:
+        self, prompts: Sequence[str], answer: Callable[..., list[Any]], title: str, each: int = 1
+    ) -> list[Any]:
         unique = list(dict.fromkeys(prompts))
         answers = dict(zip(unique, shared(unique, answer, title, each), strict=True))
         return [answers[prompt] for prompt in prompts]

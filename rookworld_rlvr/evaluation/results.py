@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any
 
+from ..common.files import read_asset
 from ..common.stats import Estimate, Kind, Paired, estimate, paired_by_metric
 from ..common.terminal import wrapped
 from .registry import SUITE_HEADLINES
 
 SCHEMA_VERSION = 1
-GOALS = {  # of RookWorld's author, by suite and metric; those of openings are for the rows of a file
-    "openings": {"position": 0.8, "position/ply_1": 0.8},
-    "policy": {"best_move": 0.3, "legal": 0.99},
-    "environment": {"next_state_exact": 0.999},
-}
+
+
+@cache
+def said_of(suite: str) -> Mapping[str, Any]:
+    """What ``assets/suites.yaml`` says of a suite; empty for one of the user's own."""
+    return dict(read_asset("suites.yaml").get(suite, {}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +157,7 @@ def results_text(results: Sequence[ModelResults]) -> str:
             lines += [
                 f"    goal of the author: {metric} of at least {100 * least:g}%: "
                 f"{'reached' if metrics[metric].value >= least else 'not reached'}"
-                for metric, least in GOALS.get(name, {}).items()
+                for metric, least in said_of(name).get("goals", {}).items()
                 if metric in metrics and (name != "openings" or "file" in result.notes)
             ]
             cell, named = cells[headline], short_name(model.model, 16)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
-from ..common.files import find_recipe, read_asset, read_keys, shipped_names
+from ..common.files import find_recipe, read_keys, shipped_names
 from ..common.own import load_own_class
 from ..common.stats import Kind
 from ..data.loading import DataArguments, load_data
@@ -23,7 +23,7 @@ from ..tasks import rules
 from ..tasks.registry import TASKS, task_of
 from .pass_at_k import count_right, kinds, passes
 from .registry import SUITE_HEADLINES, SuiteArguments
-from .results import SuiteResult
+from .results import SuiteResult, said_of
 
 if TYPE_CHECKING:
     from ..engine import EngineArguments
@@ -119,6 +119,17 @@ class Suite(ABC, Generic[Item]):
     about: ClassVar[str] = ""
     pass_samples: int = 0
 
+    def __init_subclass__(cls, packaged: str = "") -> None:
+        """Give the packaged suite of a name its headline, and what ``assets/suites.yaml`` says of it."""
+        super().__init_subclass__()
+        if packaged:
+            said = said_of(packaged)
+            cls.name, cls.version = packaged, said["version"]
+            cls.headline = SUITE_HEADLINES[packaged].split("/", 2)[2]
+            cls.right, cls.grouped = said.get("right", ""), said.get("grouped", ())
+            cls.summary, cls.about = said["summary"], said["about"]
+            cls.metrics = {name: Metric(*entry) for name, entry in said["metrics"].items()}
+
     def __init__(
         self, items: Mapping[str, Item], seed: int, notes: Mapping[str, Any] | None = None
     ) -> None:
@@ -175,18 +186,6 @@ class Suite(ABC, Generic[Item]):
         return ()
 
 
-S = TypeVar("S", bound=Suite[Any])
-
-
-def packaged(suite: type[S]) -> type[S]:
-    """Give a packaged suite its headline, and what ``assets/suites.yaml`` says of it."""
-    suite.headline = SUITE_HEADLINES[suite.name].split("/", 2)[2]
-    said = read_asset("suites.yaml")[suite.name]
-    suite.summary, suite.about = said["summary"], said.get("about", "")
-    suite.metrics = {name: Metric(*entry) for name, entry in said["metrics"].items()}
-    return suite
-
-
 class PromptSuite(Suite[Item]):
     """A suite whose items are one prompt each, with one answer, so that pass@k can be measured."""
 
@@ -229,19 +228,13 @@ def _names(metric: str, groups: Iterable[str]) -> list[str]:
 # By name
 # --------------------------------------------------------------------------------------------------
 _OWN: dict[str, type[Suite]] = {}  # of the user's files
-_MODULES = {  # of suites that are not in a module of their own name
-    **dict.fromkeys(("self_play", "closed_loop"), "games"),
-    **dict.fromkeys(("versus_stockfish", "versus_model"), "matches"),
-    **dict.fromkeys(("fill_in", "openings"), "environment"),
-    **dict.fromkeys(("puzzles", "mate_in_one"), "policy"),
-}
 
 
 def suite_class(name: str) -> type[Suite]:
     """A suite by its name; it is imported only now, because a training run needs few of them."""
     if name in _OWN:
         return _OWN[name]
-    module = import_module(f".suites.{_MODULES.get(name, name)}", __package__)
+    module = import_module(f".suites.{said_of(name).get('file', name)}", __package__)
     return getattr(module, f"{name.title().replace('_', '')}Suite")
 
 

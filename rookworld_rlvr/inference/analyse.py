@@ -25,7 +25,7 @@ from ..tasks import positions, rules
 from ..tasks.environment import answer_fields
 from ..tasks.types import MATE_CP, EnvironmentAnswer, PolicyAnswer, Values
 from .arguments import model_parser, run, start
-from .model import Reply, legal_move, over, read_legal_move, read_move, read_position
+from .model import Reply, over, read_legal_move, read_move, read_position
 
 
 def main(argv: Sequence[str]) -> int:
@@ -131,7 +131,7 @@ def verdict(cp: int) -> str:
 
 def _san(board: chess.Board, move: str) -> str:
     """A move in algebraic notation, or that it is illegal."""
-    found = legal_move(board, move)
+    found = rules.legal_move(board, move)
     return "illegal" if found is None else board.san(found)
 
 

@@ -193,14 +193,10 @@ def choose(board: chess.Board, reply: Reply[PolicyAnswer]) -> Choice:
     """
     if reply.record is None:
         return no_answer(board, f"the model's answer cannot be read ({reply.fault})")
-    best = legal_move(board, reply.record.best_move)
-    if best is not None:
-        for name, pawns in zip(reply.record.moves, reply.record.evaluations, strict=False):
-            # An illegal move takes time to read, and one from another square is another move.
-            if name[:2] == best.uci()[:2] and legal_move(board, name) == best:
-                return Choice(best, pawns)
-        return Choice(best)
     candidates = _candidates(board, reply.record)
+    best = rules.legal_move(board, reply.record.best_move)
+    if best is not None:
+        return Choice(best, candidates.get(best))
     fault = f"the model's best move {reply.record.best_move} is illegal"
     if not candidates:
         return no_answer(board, f"{fault}, and none of its candidates can be played")
@@ -220,18 +216,10 @@ def _candidates(board: chess.Board, answer: PolicyAnswer) -> dict[chess.Move, fl
     """The legal moves of `M`, each with its first `E`."""
     candidates: dict[chess.Move, float | None] = {}
     for text, pawns in itertools.zip_longest(answer.moves, answer.evaluations):
-        move = legal_move(board, text) if text else None
+        move = rules.legal_move(board, text) if text else None
         if move is not None:
             candidates.setdefault(move, pawns)
     return candidates
-
-
-def legal_move(board: chess.Board, text: str) -> chess.Move | None:
-    """The move of an answer; None if it is unreadable or illegal."""
-    try:
-        return rules.read_legal(board, text)
-    except ValueError:
-        return None
 
 
 # --------------------------------------------------------------------------------------------------

@@ -18,25 +18,13 @@ from ..common.stats import Paired
 from ..evaluation.pass_at_k import RightCounts, read_counts
 from ..tasks.metrics import Results
 from ..tasks.registry import TASKS
+from ..training import results as files
 from ..training.health import HEALTH_FILE
-from ..training.results import (
-    ANSWERS_AFTER,
-    ANSWERS_BEFORE,
-    CARD,
-    EVALUATION,
-    HELDOUT_BEFORE,
-    HELDOUT_PASS,
-    PROVENANCE,
-    RESOLVED_CONFIG,
-    RESULTS,
-    compared,
-    heldout_results,
-)
 from ..training.resuming import checkpoints
 
 LEDGER = "ledger.jsonl"  # of `rookworld evolve`
 _STATE = "trainer_state.json"
-_OPTIONAL = (EVALUATION, HELDOUT_PASS)  # what only some runs write
+_OPTIONAL = (files.EVALUATION, files.HELDOUT_PASS)  # what only some runs write
 Logs = Mapping[str, Any]
 Answer = Mapping[str, Any]  # the keys that `run_folder.write_answers` gives
 
@@ -146,11 +134,11 @@ def read_run(folder: Path, name: str) -> RunRecord:
             missing.append(f"{file} could not be read ({' '.join(str(error).split())}).")
         return nothing
 
-    config = read(RESOLVED_CONFIG, {}, lambda path: yaml.safe_load(path.read_text("utf-8")))
+    config = read(files.RESOLVED_CONFIG, {}, lambda path: yaml.safe_load(path.read_text("utf-8")))
     if "num_generations" not in config:
         raise RookWorldError(
             f"run: {str(folder)!r} is not a run of rookworld grpo; give the output_dir of one (what "
-            f"other commands have measured is in their {CARD}). {' '.join(missing)}".strip()
+            f"other commands have measured is in their {files.CARD}). {' '.join(missing)}".strip()
         )
     if unknown := [task for task in config.get("tasks", ()) if task not in TASKS]:
         raise RookWorldError(
@@ -159,25 +147,26 @@ def read_run(folder: Path, name: str) -> RunRecord:
         )
     saved = [f"{path.name}/{_STATE}" for path in checkpoints(folder)[-1:]]
     state = saved[0] if saved and not (folder / _STATE).is_file() else _STATE
-    results = read(RESULTS, {})
-    before, after = (read(file, [], read_json_lines) for file in (ANSWERS_BEFORE, ANSWERS_AFTER))
+    results = read(files.RESULTS, {})
+    before = read(files.ANSWERS_BEFORE, [], read_json_lines)
+    after = read(files.ANSWERS_AFTER, [], read_json_lines)
     answers = _pairs(before, after)
     if before and after and not answers:
         missing.append("The answers before and after belong to different rows.")
     run = RunRecord(
         name,
         config,
-        sessions=read(PROVENANCE, {}).get("sessions", ()),
+        sessions=read(files.PROVENANCE, {}).get("sessions", ()),
         history=read(state, {}).get("log_history", ()),
-        before=heldout_results(results or read(HELDOUT_BEFORE, {}), "before"),
-        after=heldout_results(results, "after"),
+        before=files.heldout_results(results or read(files.HELDOUT_BEFORE, {}), "before"),
+        after=files.heldout_results(results, "after"),
         results={key: value for key, value in results.items() if key != "heldout"},
         answers=answers,
         health=read(HEALTH_FILE, None, read_json_lines),
-        evaluation=read(EVALUATION, None),
-        right=read(HELDOUT_PASS, ({}, {}), read_counts)[1],
+        evaluation=read(files.EVALUATION, None),
+        right=read(files.HELDOUT_PASS, ({}, {}), read_counts)[1],
         missing=missing,
-        changes=compared(folder) if answers else {},
+        changes=files.compared(folder) if answers else {},
     )
     if not run.finished:
         missing.append(f"The run did not finish; its curves are those of {state}.")

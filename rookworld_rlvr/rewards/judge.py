@@ -107,10 +107,8 @@ class Judge:
 
     def _encode(self, prompts: Sequence[str], completions: Sequence[str]) -> list[list[int]]:
         end = self.tokenizer.eos_token or ""
-        texts = [
-            text if end and text.endswith(end) else text + end
-            for text in map(str.__add__, prompts, completions)
-        ]
+        pairs = zip(prompts, completions, strict=True)
+        texts = [(prompt + text).removesuffix(end) + end for prompt, text in pairs]
         rows: list[list[int]] = self.tokenizer(texts)["input_ids"] if texts else []
         return rows
 

@@ -52,16 +52,18 @@ def write_environment_answer(answer: EnvironmentAnswer) -> str:
     return f"{answer.fen}+{notation.write_decimal(answer.reward)}+{flags}"
 
 
-def parse_environment_answer(text: str) -> EnvironmentAnswer:
+def parse_environment_answer(
+    text: str, read_fen: Callable[[str], str] = notation.parse_fen
+) -> EnvironmentAnswer:
     """Read the four fields of an environment answer.
+
+    Args:
+        text: What was written.
+        read_fen: Checks the form of the FEN; `text.parse_loose_fen` is less strict.
 
     Raises:
         NotationError: There are not four fields, or one of them is not a FEN, a number or a flag.
     """
-    return _parse_answer(text, notation.parse_fen)
-
-
-def _parse_answer(text: str, read_fen: Callable[[str], str]) -> EnvironmentAnswer:
     body = notation.clean_answer(text)
     fields = [field.strip(" ") for field in body.split("+", 4)]
     if len(fields) != 4:
@@ -166,7 +168,7 @@ def _malformed_state(completion: str, true_fields: Sequence[str]) -> float:
     its squares: so an answer with nine squares in a rank is better than one with ten.
     """
     try:
-        fields = _parse_answer(completion, notation.parse_loose_fen).fen.split(" ")
+        fields = parse_environment_answer(completion, notation.parse_loose_fen).fen.split(" ")
     except NotationError:
         return 0.0
     ranks, true_ranks = fields[0].split("/"), true_fields[0].split("/")
@@ -248,9 +250,8 @@ class EnvironmentTask(Task):
         asked = _judged_prompt(prompt)
         if asked is None:
             return ()
-        try:
-            answer = parse_environment_answer(completion)
-        except NotationError:
+        answer = self.answer_or_fault(prompt, completion)
+        if isinstance(answer, NotationError):
             return ("malformed",)
         truth = rules.transition(asked.fen, asked.action)
         if answer.truncated != truth.truncated:

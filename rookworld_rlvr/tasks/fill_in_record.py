@@ -32,14 +32,8 @@ import chess
 from rapidfuzz.distance import Levenshtein
 
 from ..common.errors import IllegalPositionError, NotationError, UnjudgeableError
-from . import rules
+from . import environment, rules
 from . import text as notation
-from .environment import (
-    parse_environment_answer,
-    parse_environment_prompt,
-    write_environment_answer,
-    write_environment_prompt,
-)
 from .task import BELOW_EXACT
 from .types import EnvironmentAnswer, EnvironmentPrompt, FillInField, Score
 
@@ -308,8 +302,8 @@ def filled(columns: Sequence[str], answer: str) -> tuple[EnvironmentPrompt, Envi
         answer: As `parse_fill_in_answer` returns it.
     """
     shown = [column.replace(MASK, answer) for column in columns]
-    asked = parse_environment_prompt("+".join(shown[:3]) + "+")
-    return asked, parse_environment_answer("+".join(shown[3:7]))
+    asked = environment.parse_environment_prompt("+".join(shown[:3]) + "+")
+    return asked, environment.parse_environment_answer("+".join(shown[3:7]))
 
 
 def mask(
@@ -326,7 +320,8 @@ def mask(
     Raises:
         NotationError: This column or part cannot be masked.
     """
-    row = write_environment_prompt(asked) + write_environment_answer(answered)
+    row = environment.write_environment_prompt(asked)
+    row += environment.write_environment_answer(answered)
     columns = Columns(*row.removeprefix(notation.ENVIRONMENT_PREFIX).strip(" ").split("+"))
     hidden, left = getattr(columns, column), MASK
     if part is not None:

@@ -79,10 +79,9 @@ def double_step_square(fen: str, action: str) -> str | None:
     'e3'
     """
     board = rules.board_of(fen)
-    try:
-        board.push(rules.read_legal(board, action))
-    except ValueError:
+    if not (move := rules.legal_move(board, action)):
         return None
+    board.push(move)
     return None if board.ep_square is None else chess.square_name(board.ep_square)
 
 

@@ -142,6 +142,14 @@ def read_legal(board: chess.Board, text: str) -> chess.Move:
     return move
 
 
+def legal_move(board: chess.Board, text: str) -> chess.Move | None:
+    """The same; None if it is unreadable or illegal."""
+    try:
+        return read_legal(board, text)
+    except ValueError:
+        return None
+
+
 @lru_cache(maxsize=65_536)
 def transition(fen: str, action: str) -> EnvironmentAnswer:
     """What the environment answers to `action` in the position `fen`.
@@ -154,10 +162,7 @@ def transition(fen: str, action: str) -> EnvironmentAnswer:
             answer of its own.
     """
     board = board_of(fen)
-    try:
-        move = read_legal(board, action)
-    except ValueError:  # unreadable and illegal alike
-        move = chess.Move.null()
+    move = legal_move(board, action)
     if not move:  # the null move 0000 is not legal in chess
         return EnvironmentAnswer(board.fen(), REWARD_ILLEGAL, terminated=False, truncated=True)
     board.push(move)

@@ -20,17 +20,10 @@ from ...data.parsing import parse_rows, raw_rows
 from ...data.sources import Row, SourceArguments
 from ...data.synthesis import fill_in_row
 from ...models.decoding import ROOKWORLD
-from ...tasks import rules
-from ...tasks.environment import (
-    ENVIRONMENT,
-    parse_environment_answer,
-    parse_environment_prompt,
-    score_environment,
-    write_environment_prompt,
-)
+from ...tasks import environment, rules
 from ...tasks.fill_in_record import parse_fill_in_prompt, score_fill_in
 from ...tasks.types import FILL_IN_FIELDS, EnvironmentPrompt, FillInField
-from ..suite import Answerer, Judged, PromptSuite, SuiteUnavailableError, packaged
+from ..suite import Answerer, Judged, PromptSuite, SuiteUnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -58,18 +51,13 @@ FIRST_MOVE = "move_1"
 MOVES = {FIRST_MOVE: 1, "moves_2_to_10": 10, "moves_11_to_30": 30, "moves_31_on": math.inf}
 
 
-@packaged
-class EnvironmentSuite(PromptSuite[EnvironmentPrompt]):
+class EnvironmentSuite(PromptSuite[EnvironmentPrompt], packaged="environment"):
     """Packaged prompts of all kinds, their positions from the held-out tenth.
 
     Args:
         suite_rows: The largest number of prompts.
         suite_seed: Decides which.
     """
-
-    name = "environment"
-    version = 2
-    grouped = ("exact", "next_state_exact")  # by opening and move number
 
     groups = (OPENINGS, *MOVES)
 
@@ -87,7 +75,7 @@ class EnvironmentSuite(PromptSuite[EnvironmentPrompt]):
     @staticmethod
     def judge(item: EnvironmentPrompt, completion: str) -> dict[str, float]:
         """See `PromptSuite`."""
-        score = score_environment(item.fen, item.action, completion)
+        score = environment.score_environment(item.fen, item.action, completion)
         values = {
             "invalid": 1 - score["format"],
             "exact": score["exact"],
@@ -97,7 +85,7 @@ class EnvironmentSuite(PromptSuite[EnvironmentPrompt]):
             **dict.fromkeys(_OUTCOME, 0.0),
         }
         if score["format"]:
-            answer = parse_environment_answer(completion)
+            answer = environment.parse_environment_answer(completion)
             truth = rules.transition(item.fen, item.action)
             values |= {name: getattr(answer, name) == getattr(truth, name) for name in _OUTCOME}
         return values
@@ -117,7 +105,7 @@ def heldout_prompts() -> dict[str, EnvironmentPrompt]:
     return {
         row["prompt"]: EnvironmentPrompt(row["fen"], row["action"], tuple(row["history"]))
         for row in source
-        if row["task"] == ENVIRONMENT.name
+        if row["task"] == environment.ENVIRONMENT.name
     }
 
 
@@ -140,8 +128,7 @@ PLIES = {"ply_1": 1, "plies_2_to_5": 5, "plies_6_to_10": 10, "plies_11_on": math
 JUDGED = ("invalid", "exact", "position")  # metrics of the suite environment
 
 
-@packaged
-class OpeningsSuite(PromptSuite[EnvironmentPrompt]):
+class OpeningsSuite(PromptSuite[EnvironmentPrompt], packaged="openings"):
     """Openings from a file; without one, the twenty first moves and packaged held-out openings.
 
     The rules say what is right; `expected_fen` and `move_num` of a file are not read.
@@ -154,10 +141,6 @@ class OpeningsSuite(PromptSuite[EnvironmentPrompt]):
     Raises:
         SuiteUnavailableError: The file could not be read, or holds no such prompt.
     """
-
-    name = "openings"
-    version = 1
-    grouped = ("exact", "position", "sampled_exact", "sampled_position")  # by half-move
 
     groups = tuple(PLIES)
 
@@ -174,7 +157,7 @@ class OpeningsSuite(PromptSuite[EnvironmentPrompt]):
 
     def prompts(self) -> list[str]:
         """See `PromptSuite`."""
-        return [write_environment_prompt(prompt) for prompt in self.items.values()]
+        return [environment.write_environment_prompt(prompt) for prompt in self.items.values()]
 
     def groups_of(self, name: str) -> list[str]:
         """See `PromptSuite`."""
@@ -209,7 +192,8 @@ def _packaged(rows: int, seed: int) -> dict[str, EnvironmentPrompt]:
         and not rules.transition(prompt.fen, prompt.action).truncated
     ]
     random.Random(seed).shuffle(others)
-    return {write_environment_prompt(prompt): prompt for prompt in [*first, *others][:rows]}
+    chosen = [*first, *others][:rows]
+    return {environment.write_environment_prompt(prompt): prompt for prompt in chosen}
 
 
 def _read(path: Path, rows: int, seed: int) -> dict[str, EnvironmentPrompt]:
@@ -222,7 +206,7 @@ def _read(path: Path, rows: int, seed: int) -> dict[str, EnvironmentPrompt]:
     prompts = {}
     for number, text in enumerate(texts, start=1):
         with suppress(NotationError, IllegalPositionError):
-            prompt = parse_environment_prompt(text)
+            prompt = environment.parse_environment_prompt(text)
             rules.transition(prompt.fen, prompt.action)
             prompts[f"row {number}"] = prompt
     if not prompts:
@@ -243,8 +227,7 @@ def _refused(path: Path, why: str) -> SuiteUnavailableError:
 # --------------------------------------------------------------------------------------------------
 # Fill-in
 # --------------------------------------------------------------------------------------------------
-@packaged
-class FillInSuite(PromptSuite[Row]):
+class FillInSuite(PromptSuite[Row], packaged="fill_in"):
     """Records of the packaged environment prompts, each field hidden equally often.
 
     Their positions are those of the suite `environment`, from the held-out tenth.
@@ -253,10 +236,6 @@ class FillInSuite(PromptSuite[Row]):
         suite_rows: The largest number of records.
         suite_seed: Decides which, and what is hidden.
     """
-
-    name = "fill_in"
-    version = 1
-    grouped = ("exact",)  # by hidden field
 
     groups = FILL_IN_FIELDS
 

@@ -13,11 +13,11 @@ from ...common.progress import Progress
 from ...data import synthesis
 from ...data.loading import HELDOUT_SHARE, is_held_out
 from ...data.parsing import prompt_of
-from ...inference.model import legal_move, record_of, reply_of
+from ...inference.model import record_of, reply_of
 from ...tasks import rules
 from ...tasks.environment import score_environment, write_environment_prompt
 from ...tasks.policy import parse_policy_answer, write_policy_prompt
-from ..suite import Answerer, Judged, Suite, packaged
+from ..suite import Answerer, Judged, Suite
 
 OPENING_PLIES = 4
 MOST_PLIES = 200  # half-moves after which a game is cut off
@@ -180,11 +180,10 @@ def read_reply(board: chess.Board, completion: str) -> Reply:
     answer = reply_of(completion, parse_policy_answer).record
     if answer is None:
         return Reply(False, None)
-    return Reply(True, legal_move(board, answer.best_move))
+    return Reply(True, rules.legal_move(board, answer.best_move))
 
 
-@packaged
-class SelfPlaySuite(GameSuite):
+class SelfPlaySuite(GameSuite, packaged="self_play"):
     """Games of a model against itself, each from another opening.
 
     From one position, a greedy model always plays the same game. RookWorld's README gives 36.3 legal
@@ -193,9 +192,6 @@ class SelfPlaySuite(GameSuite):
     A game that is cut off, and one that ends by the rules, counts with all its half-moves, so the mean
     is a lower bound.
     """
-
-    name = "self_play"
-    version = 1
 
     @staticmethod
     def judge(game: Game) -> dict[str, float]:
@@ -209,16 +205,13 @@ class SelfPlaySuite(GameSuite):
         }
 
 
-@packaged
-class ClosedLoopSuite(GameSuite):
+class ClosedLoopSuite(GameSuite, packaged="closed_loop"):
     """Games that a model imagines: its policy answer is the action, its environment answer the state.
 
     A game stops at the first error. Until then the model's state equals python-chess's, so it does not
     matter which of them is fed back. A fivefold repetition ends a game too, though no prompt shows it.
     """
 
-    name = "closed_loop"
-    version = 1
     stops_at_errors = True
 
     def replies(self, model: Answerer, running: Sequence[Game]) -> list[Reply]:

@@ -24,7 +24,7 @@ from ...models.decoding import Decoding
 from ...tasks.policy import parse_policy_answer, write_policy_prompt
 from ..models import ModelArguments, open_model
 from ..results import SuiteResult
-from ..suite import Answerer, SuiteUnavailableError, packaged
+from ..suite import Answerer, SuiteUnavailableError
 from .games import Game, GameSuite, Reply
 
 T = TypeVar("T")
@@ -168,8 +168,7 @@ def elo_difference(score: Estimate) -> Estimate | None:
     return Estimate(value, low, high, score.n)
 
 
-@packaged
-class VersusModelSuite(MatchSuite):
+class VersusModelSuite(MatchSuite, packaged="versus_model"):
     """Games against another model, which answers as `model_args` say; see `MatchSuite`.
 
     Both play as in a chess program: illegal and unreadable moves are replaced. From one position, two
@@ -185,9 +184,6 @@ class VersusModelSuite(MatchSuite):
         SuiteUnavailableError: No opponent was given.
         RookWorldError: It could not be loaded.
     """
-
-    name = "versus_model"
-    version = 2
 
     def __init__(
         self,
@@ -208,8 +204,7 @@ class VersusModelSuite(MatchSuite):
         return ask_choices(self._player, [game.board for game in games])
 
 
-@packaged
-class VersusStockfishSuite(MatchSuite):
+class VersusStockfishSuite(MatchSuite, packaged="versus_stockfish"):
     """Games from openings, each opening played twice, once with each colour; see `MatchSuite`.
 
     Args:
@@ -220,9 +215,6 @@ class VersusStockfishSuite(MatchSuite):
     Raises:
         SuiteUnavailableError: No engine was found, or it has no skill levels.
     """
-
-    name = "versus_stockfish"
-    version = 2
 
     def __init__(self, suite_games: int, suite_seed: int, engine_args: EngineArguments) -> None:
         super().__init__(suite_games, suite_seed)

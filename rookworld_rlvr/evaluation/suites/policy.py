@@ -21,18 +21,11 @@ from ...data import synthesis
 from ...data.loading import HELDOUT_SHARE, is_held_out
 from ...data.parsing import parse_rows, raw_rows
 from ...data.sources import PACKAGED_DATA, SourceArguments, dataset_file, values_line
-from ...tasks import positions, rules
-from ...tasks.policy import (
-    POLICY,
-    evaluation_pairs,
-    parse_policy_answer,
-    score_policy,
-    win_probability,
-    write_policy_prompt,
-)
+from ...tasks import policy, positions, rules
+from ...tasks.policy import POLICY, win_probability
 from ...tasks.registry import task_of
 from ...tasks.types import Values, values_by_move
-from ..suite import Answerer, Judged, PromptSuite, Suite, SuiteUnavailableError, packaged
+from ..suite import Answerer, Judged, PromptSuite, Suite, SuiteUnavailableError
 from .games import ask_moves, read_reply
 
 logger = logging.getLogger(__name__)
@@ -40,20 +33,13 @@ logger = logging.getLogger(__name__)
 MOST_CP = 1_000  # limit of a centipawn loss, as on lichess.org: a mate is not worth 1,000 pawns
 
 
-@packaged
-class PolicySuite(PromptSuite[Values]):
+class PolicySuite(PromptSuite[Values], packaged="policy"):
     """Positions with the values of all legal moves, a third of them from each phase of the game.
 
     Args:
         suite_rows: The largest number of positions.
         suite_seed: Decides which.
     """
-
-    name = "policy"
-    version = 2
-    right = "best_move"
-    # By side to move and phase.
-    grouped = ("expected_score", "legal", "best_move", "win_probability_loss")
 
     groups = (*positions.SIDES, *positions.PHASES)
 
@@ -64,7 +50,7 @@ class PolicySuite(PromptSuite[Values]):
 
     def prompts(self) -> list[str]:
         """See `PromptSuite`."""
-        return [write_policy_prompt(fen) for fen in self.items]
+        return [policy.write_policy_prompt(fen) for fen in self.items]
 
     def groups_of(self, name: str) -> list[str]:
         """See `PromptSuite`."""
@@ -78,7 +64,7 @@ class PolicySuite(PromptSuite[Values]):
             item: Centipawns from the side to move by move, for every legal move.
             completion: What the model wrote.
         """
-        score = score_policy(item, completion)
+        score = policy.score_policy(item, completion)
         values = {
             "invalid": 1 - score["format"],
             "best_move": score["best_move_hit"],
@@ -87,12 +73,12 @@ class PolicySuite(PromptSuite[Values]):
         }
         if not score["format"]:
             return values
-        answer = parse_policy_answer(completion)
+        answer = policy.parse_policy_answer(completion)
         if (cp := item.get(answer.best_move)) is not None:
             best = max(item.values())
             values["centipawn_loss"] = min(MOST_CP, best - cp)
             values["win_probability_loss"] = win_probability(best) - win_probability(cp)
-        if pairs := evaluation_pairs(answer, item):
+        if pairs := policy.evaluation_pairs(answer, item):
             values["evaluation_mae"] = sum(abs(said - true) for said, true in pairs) / len(pairs)
         return values
 
@@ -110,9 +96,8 @@ def heldout_values() -> Mapping[str, Values]:
         asked = (raw for raw in raws if task_of(raw.get("text") or raw["prompt"]) == POLICY.name)
         rows: Any = parse_rows(asked)
         for row in rows:
-            if not is_held_out(row["fen"], HELDOUT_SHARE):
-                continue
-            if by_move := values_by_move(row["action_values"]):
+            by_move = values_by_move(row["action_values"])
+            if by_move and is_held_out(row["fen"], HELDOUT_SHARE):
                 values[row["fen"]] = by_move
     return values
 
@@ -160,8 +145,7 @@ class Puzzle:
     rating: int
 
 
-@packaged
-class PuzzlesSuite(Suite[Puzzle]):
+class PuzzlesSuite(Suite[Puzzle], packaged="puzzles"):
     """Puzzles drawn from a file by their ids and a seed.
 
     A line is played out as far as the model finds it, with the opponent's moves from the file. As on
@@ -176,9 +160,6 @@ class PuzzlesSuite(Suite[Puzzle]):
         SuiteUnavailableError: No file was given, or it could not be read.
     """
 
-    name = "puzzles"
-    version = 1
-    grouped = ("first_move", "whole_line")  # by rating
     groups = tuple(BANDS)
 
     def __init__(self, suite_rows: int, suite_seed: int, puzzles_file: str | None) -> None:
@@ -278,18 +259,13 @@ def _puzzle(row: Mapping[str, str]) -> Puzzle | None:
 # --------------------------------------------------------------------------------------------------
 # Mates in one
 # --------------------------------------------------------------------------------------------------
-@packaged
-class MateInOneSuite(PromptSuite[str]):
+class MateInOneSuite(PromptSuite[str], packaged="mate_in_one"):
     """Positions made from a seed: half are from games, half small endgames, all from the held-out tenth.
 
     Args:
         suite_rows: The number of positions.
         suite_seed: Decides which.
     """
-
-    name = "mate_in_one"
-    version = 1
-    grouped = ("mate",)  # by side to move
 
     groups = positions.SIDES
 
@@ -298,7 +274,7 @@ class MateInOneSuite(PromptSuite[str]):
 
     def prompts(self) -> list[str]:
         """See `PromptSuite`."""
-        return [write_policy_prompt(fen) for fen in self.items]
+        return [policy.write_policy_prompt(fen) for fen in self.items]
 
     def groups_of(self, name: str) -> list[str]:
         """See `PromptSuite`."""
