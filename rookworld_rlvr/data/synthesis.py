@@ -354,8 +354,7 @@ def _endgame(rng: random.Random, wanted: chess.Termination) -> chess.Board:
     else:
         for _ in range(rng.randint(1, 4)):
             pieces.append(chess.Piece(rng.choice((2, 3, 4, 5, 5)), rng.random() < 0.5))
-    for piece, square in zip(pieces, rng.sample(range(64), len(pieces)), strict=True):
-        board.set_piece_at(square, piece)
+    board.set_piece_map(dict(zip(rng.sample(range(64), len(pieces)), pieces, strict=True)))
     board.turn = rng.random() < 0.5
     board.fullmove_number = rng.randint(60, 160)
     board.halfmove_clock = (
@@ -380,14 +379,13 @@ def _mate_in_endgame(rng: random.Random, wanted: Callable[[str], bool]) -> str |
     board = chess.Board(None)
     board.turn = rng.random() < 0.5
     target = rng.choice(_EDGE)
-    board.set_piece_at(target, chess.Piece(chess.KING, not board.turn))
     mine = [chess.KING, *rng.choices((2, 3, 4, 5, 5), k=rng.randint(1, 3))]
     theirs = rng.choices((1, 2, 3, 4), k=rng.randint(0, 3))
     pieces = [chess.Piece(kind, board.turn) for kind in mine]
     pieces += [chess.Piece(kind, not board.turn) for kind in theirs]
     free = [square for square in chess.SQUARES if square != target]
-    for piece, square in zip(pieces, rng.sample(free, len(pieces)), strict=True):
-        board.set_piece_at(square, piece)
+    there = dict(zip(rng.sample(free, len(pieces)), pieces, strict=True))
+    board.set_piece_map({target: chess.Piece(chess.KING, not board.turn), **there})
     board.fullmove_number = rng.randint(60, 160)
     board.halfmove_clock = rng.randint(0, 40)
     fen = board.fen()

@@ -100,13 +100,11 @@ class PolicyTruth:
             RookWorldError: See `Labeller.values`.
         """
         found = list(map(values_by_move, stored))
-        waiting = [index for index, values in enumerate(found) if values is None]
+        waiting = [fen for fen, values in zip(fens, found, strict=True) if values is None]
         if self.labeller is None or not waiting:
             return found
-        answers = self.labeller.values([fens[index] for index in waiting])
-        for index, answer in zip(waiting, answers, strict=True):
-            found[index] = answer
-        return found
+        answers = iter(self.labeller.values(waiting))
+        return [next(answers) if values is None else values for values in found]
 
     def lines(self) -> list[str]:
         """A summary for the terminal: the engine, and how many positions were searched or given up."""

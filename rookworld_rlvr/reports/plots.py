@@ -23,7 +23,6 @@ from ..training.results import OWN_REWARDS
 from .record import RunRecord
 
 Point = tuple[float, float]  # step and value
-Scale = Callable[[float], float]  # to pixels
 
 COLOURS = 8  # of the page's style, `--c0` to `--c7`
 _AREA = {"width": 380, "height": 200, "left": 46, "right": 370, "top": 8, "bottom": 176}  # pixels
@@ -107,7 +106,7 @@ def plot(title: str, series: Sequence[Series], note: str = "", is_share: bool = 
     )
 
 
-def _scale(low: float, high: float, start: float, end: float) -> Scale:
+def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
     """From [low, high] to pixels; an empty range lies in the middle."""
     if low == high:
         return lambda value: (start + end) / 2

@@ -23,9 +23,6 @@ OPENING_PLIES = 4
 MOST_PLIES = 200  # half-moves after which a game is cut off
 
 
-Ending = Literal["rules", "illegal", "unreadable", "capped", "stopped"]
-
-
 @dataclass(frozen=True, slots=True)
 class Reply:
     """What a model plays.
@@ -59,7 +56,7 @@ class Game:
     name: str
     board: chess.Board
     half_moves: int = 0
-    ending: Ending | None = None
+    ending: Literal["rules", "illegal", "unreadable", "capped", "stopped"] | None = None
     errors: list[str] = field(default_factory=list)
     comments: dict[int, str] = field(default_factory=dict)
 

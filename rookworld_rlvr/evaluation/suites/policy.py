@@ -7,10 +7,9 @@ import logging
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import chain, islice, zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import chess
 import pyarrow
@@ -128,8 +127,7 @@ _WHAT_TO_GIVE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Puzzle:
+class Puzzle(NamedTuple):
     """A position, and the line to be found.
 
     Args:
