@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from ..common.files import read_asset
 from ..common.settings import Checked, setting
 from ..models.loading import check_model_name
 
-_HEADLINES = (  # of each packaged suite
-    "environment/exact",
-    "policy/expected_score",
-    "fill_in/exact",
-    "openings/position",
-    "mate_in_one/mate",
-    "puzzles/first_move",
-    "self_play/legal_half_moves",
-    "closed_loop/right_plies",
-    "versus_stockfish/score",
-    "versus_model/score",
-)
+SUITES: Mapping[str, Mapping[str, Any]] = read_asset("suites.yaml")
+"""What is said of each packaged suite."""
 
 RANDOM_MOVER = "random"  # a model to evaluate that is none, see `models`
 
-SUITE_HEADLINES = {metric.split("/")[0]: f"suites/{metric}" for metric in _HEADLINES}
+SUITE_HEADLINES = {name: f"suites/{name}/{said['headline']}" for name, said in SUITES.items()}
 """Suite → the name of its headline in training, which may choose the best checkpoint."""
 
 

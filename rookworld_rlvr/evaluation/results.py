@@ -5,21 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from typing import Any
 
-from ..common.files import read_asset
 from ..common.stats import Estimate, Kind, Paired, estimate, paired_by_metric
 from ..common.terminal import wrapped
-from .registry import SUITE_HEADLINES
+from .registry import SUITE_HEADLINES, SUITES
 
 SCHEMA_VERSION = 1
-
-
-@cache
-def said_of(suite: str) -> Mapping[str, Any]:
-    """What ``assets/suites.yaml`` says of a suite; empty for one of the user's own."""
-    return dict(read_asset("suites.yaml").get(suite, {}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +149,7 @@ def results_text(results: Sequence[ModelResults]) -> str:
             lines += [
                 f"    goal of the author: {metric} of at least {100 * least:g}%: "
                 f"{'reached' if metrics[metric].value >= least else 'not reached'}"
-                for metric, least in said_of(name).get("goals", {}).items()
+                for metric, least in SUITES.get(name, {}).get("goals", {}).items()
                 if metric in metrics and (name != "openings" or "file" in result.notes)
             ]
             cell, named = cells[headline], short_name(model.model, 16)

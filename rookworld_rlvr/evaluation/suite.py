@@ -22,8 +22,8 @@ from ..models.decoding import Decoding
 from ..tasks import rules
 from ..tasks.registry import TASKS, task_of
 from .pass_at_k import count_right, kinds, passes
-from .registry import SUITE_HEADLINES, SuiteArguments
-from .results import SuiteResult, said_of
+from .registry import SUITE_HEADLINES, SUITES, SuiteArguments
+from .results import SuiteResult
 
 if TYPE_CHECKING:
     from ..engine import EngineArguments
@@ -123,9 +123,8 @@ class Suite(ABC, Generic[Item]):
         """Give the packaged suite of a name its headline, and what ``assets/suites.yaml`` says of it."""
         super().__init_subclass__()
         if packaged:
-            said = said_of(packaged)
-            cls.name, cls.version = packaged, said["version"]
-            cls.headline = SUITE_HEADLINES[packaged].split("/", 2)[2]
+            said = SUITES[packaged]
+            cls.name, cls.version, cls.headline = packaged, said["version"], said["headline"]
             cls.right, cls.grouped = said.get("right", ""), said.get("grouped", ())
             cls.summary, cls.about = said["summary"], said["about"]
             cls.metrics = {name: Metric(*entry) for name, entry in said["metrics"].items()}
@@ -234,7 +233,7 @@ def suite_class(name: str) -> type[Suite]:
     """A suite by its name; it is imported only now, because a training run needs few of them."""
     if name in _OWN:
         return _OWN[name]
-    module = import_module(f".suites.{said_of(name).get('file', name)}", __package__)
+    module = import_module(f".suites.{SUITES[name].get('file', name)}", __package__)
     return getattr(module, f"{name.title().replace('_', '')}Suite")
 
 
