@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rookworld_rlvr.evaluation.suite import Answerer
 from rookworld_rlvr.evaluation.suites.policy import heldout_values
-from rookworld_rlvr.tasks.policy import parse_policy_prompt, write_policy_answer
+from rookworld_rlvr.tasks.policy import POLICY, write_policy_answer
 from rookworld_rlvr.tasks.registry import TASKS, task_of
 from rookworld_rlvr.tasks.types import PolicyAnswer, Values
 
@@ -29,7 +29,7 @@ class Scripted(Answerer):
     def _answer(self, prompt: str) -> str:
         if task_of(prompt) == "environment":
             return self._states(prompt)
-        text = self._moves[parse_policy_prompt(prompt)]
+        text = self._moves[POLICY.position(prompt).fen]
         return text if " " in text else policy_text(text)
 
 

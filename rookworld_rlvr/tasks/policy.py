@@ -35,18 +35,6 @@ def write_policy_prompt(fen: str) -> str:
     return f"{notation.POLICY_PREFIX} {fen:<{_FEN_WIDTH}}"
 
 
-def parse_policy_prompt(text: str) -> str:
-    """The FEN of ``P: FEN`` with any padding.
-
-    Raises:
-        NotationError: The prefix is missing, or what follows is not a FEN.
-    """
-    body = notation.clean(text)
-    if not body.startswith(notation.POLICY_PREFIX):
-        raise NotationError("a policy prompt must start with 'P:'", body)
-    return notation.parse_fen(body[len(notation.POLICY_PREFIX) :])
-
-
 def write_policy_answer(answer: PolicyAnswer) -> str:
     """Write `` M: moves E: evaluations B: move``, padded like the public data."""
     moves = " ".join(answer.moves) + " "
@@ -292,7 +280,7 @@ class PolicyTask(Task):
         # Data may separate moves by commas, completions may not; a decimal comma is no separator.
         tail = re.sub(r",(?![0-9])", " ", tail)
         answer = parse_policy_answer("M:" + tail)
-        return write_policy_prompt(parse_policy_prompt(head)), write_policy_answer(answer)
+        return write_policy_prompt(self.position(head).fen), write_policy_answer(answer)
 
     def parse_answer(self, prompt: str, completion: str) -> PolicyAnswer:
         """See `Task`."""
@@ -334,7 +322,7 @@ class PolicyTask(Task):
         """See `Task`: the moves of `M` in random order; without `draw` always in the same."""
         if values is None:
             return None
-        return write_policy_answer(policy_reference(parse_policy_prompt(prompt), values, draw))
+        return write_policy_answer(policy_reference(self.position(prompt).fen, values, draw))
 
     def choices(
         self, completion: str, values: Values | None
@@ -351,7 +339,7 @@ class PolicyTask(Task):
 
     def guess(self, prompt: str, draw: random.Random) -> str:
         """Random legal moves, each with the evaluation 0."""
-        moves = rules.legal_moves(parse_policy_prompt(prompt))
+        moves = rules.legal_moves(self.position(prompt).fen)
         named = tuple(draw.sample(moves, min(MAX_CANDIDATES, len(moves))))
         return write_policy_answer(PolicyAnswer(named, (0.0,) * len(named), draw.choice(moves)))
 

@@ -168,7 +168,7 @@ def test_any_prompt_is_judged_or_has_no_truth(prompt: str) -> None:
 def test_a_parser_raises_no_other_error_than_its_own(text: str) -> None:
     parsers: list[Callable[[str], object]] = [
         *(split_row, notation.parse_fen, notation.parse_move, notation.parse_decimal),
-        *(policy.parse_policy_prompt, parse_policy_answer, parse_fill_in_prompt),
+        *(policy.POLICY.position, parse_policy_answer, parse_fill_in_prompt),
         *(environment.parse_environment_prompt, environment.parse_environment_answer),
         *(partial(parse_fill_in_answer, field) for field in FILL_IN_FIELDS),
     ]

@@ -36,7 +36,7 @@ def test_every_real_row_round_trips(real_data: Path) -> None:
         assert task == "policy"
         assert join_row(prompt, completion) == row
         assert write_policy_answer(parse_policy_answer(completion)) == completion
-        assert policy.write_policy_prompt(policy.parse_policy_prompt(prompt)) == prompt
+        assert policy.write_policy_prompt(policy.POLICY.position(prompt).fen) == prompt
 
 
 def test_policy_row_splits_before_the_last_space_of_the_padding() -> None:
