@@ -62,13 +62,10 @@ def raw_rows(args: SourceArguments) -> Iterator[Row]:
         RookWorldError: The data set cannot be read, or has no column to read.
     """
     column, number = args.text_column, -1
+    known = sources.COLUMNS if column == "text" else (column,)
     try:
         for number, row in enumerate(islice(_open_dataset(args), args.max_rows)):
-            if (
-                not number
-                and column not in row
-                and (column != "text" or row.keys().isdisjoint(sources.COLUMNS))
-            ):
+            if number == 0 and row.keys().isdisjoint(known):
                 raise RookWorldError(
                     f"no column {column!r} in {args.dataset_name!r}; found: {', '.join(row)}. Name the "
                     "column that holds the rows in text_column, or give columns prompt and completion, "

@@ -357,9 +357,8 @@ def _endgame(rng: random.Random, wanted: chess.Termination) -> chess.Board:
     board.set_piece_map(dict(zip(rng.sample(range(64), len(pieces)), pieces, strict=True)))
     board.turn = rng.random() < 0.5
     board.fullmove_number = rng.randint(60, 160)
-    board.halfmove_clock = (
-        149 if wanted is chess.Termination.SEVENTYFIVE_MOVES else rng.randint(0, 40)
-    )
+    is_late = wanted is chess.Termination.SEVENTYFIVE_MOVES
+    board.halfmove_clock = 149 if is_late else rng.randint(0, 40)
     return board
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -30,8 +30,7 @@ _MOST_POINTS = 120  # of a line; more would not be visible at this width
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")  # so that colour alone never tells lines apart
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(NamedTuple):
     """A line.
 
     Args:

@@ -345,10 +345,9 @@ def _en_passant_agrees(board: chess.Board, asked: EnvironmentPrompt) -> bool:
     move = _readable(asked.history[-2])
     start, end = move.from_square, move.to_square
     ranks = abs(chess.square_rank(start) - chess.square_rank(end))
-    if board.piece_type_at(end) != chess.PAWN or ranks != _DOUBLE_STEP:
-        return board.ep_square is None
+    is_double = board.piece_type_at(end) == chess.PAWN and ranks == _DOUBLE_STEP
     expected = board.copy(stack=False)
-    expected.ep_square = (start + end) // 2
+    expected.ep_square = (start + end) // 2 if is_double else None
     return expected.fen() == asked.fen  # names the square only if a capture is legal
 
 
@@ -398,9 +397,8 @@ def _history_agrees(prompt: FillInPrompt, asked: EnvironmentPrompt) -> bool:
         return not moves
     # No move before the action: only the state shows whether the game began at the standard start.
     assert prompt.part is not None
-    start = list(fen_parts(chess.STARTING_FEN))
-    start[prompt.part] = MASK
-    return join_fen(start) != prompt.columns.state
+    hidden = fen_parts(chess.STARTING_FEN)[prompt.part]
+    return prompt.columns.state.replace(MASK, hidden) != chess.STARTING_FEN
 
 
 def _plies(fen: str) -> int:

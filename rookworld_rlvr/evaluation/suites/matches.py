@@ -29,8 +29,6 @@ from .games import Game, GameSuite, Reply
 
 T = TypeVar("T")
 
-ELO_SCALE = 400
-
 
 class MatchSuite(GameSuite):
     """Games from openings, each opening played twice, once with each colour.
@@ -161,10 +159,8 @@ def elo_difference(score: Estimate) -> Estimate | None:
     """
     if not 0 < score.value < 1:
         return None
-    value, low, high = (
-        ELO_SCALE * math.log10(share / (1 - share))
-        for share in (score.value, score.low, score.high)
-    )
+    shares = (score.value, *score.interval)
+    value, low, high = (400 * math.log10(share / (1 - share)) for share in shares)
     return Estimate(value, low, high, score.n)
 
 
