@@ -25,7 +25,7 @@ from trl import ModelConfig, get_peft_config
 
 from rookworld_rlvr.cli.checks import check_recipe, require_suites
 from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser
-from rookworld_rlvr.cli.run import run_cli
+from rookworld_rlvr.cli.run import next_commands, run_cli
 from rookworld_rlvr.common.files import write_json
 from rookworld_rlvr.common.machine import machine
 from rookworld_rlvr.common.terminal import keep_log, wrapped
@@ -292,8 +292,6 @@ def main(argv: Sequence[str]) -> None:
             report = page(read_runs([str(output_dir)]))
             (output_dir / REPORT).write_text(report, "utf-8", errors="backslashreplace")
             print(push(repository, output_dir, training_args), end="\n\n")
-        from rookworld_rlvr.cli.next_commands import next_commands
-
         print(next_commands(output_dir, model_args.model_name_or_path, parser.values))
 
 

@@ -19,9 +19,8 @@ from accelerate import PartialState
 from trl import ModelConfig, SFTTrainer, get_peft_config
 
 from rookworld_rlvr.cli.checks import check_sft_recipe
-from rookworld_rlvr.cli.next_commands import next_commands
 from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser
-from rookworld_rlvr.cli.run import run_cli
+from rookworld_rlvr.cli.run import next_commands, run_cli
 from rookworld_rlvr.common.progress import Progress
 from rookworld_rlvr.common.terminal import keep_log, wrapped
 from rookworld_rlvr.data.loading import DataArguments, load_data, require_answers

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rookworld_rlvr.cli.next_commands import next_commands
-from rookworld_rlvr.cli.run import MODULES, SCRIPTS
+from rookworld_rlvr.cli.run import MODULES, SCRIPTS, next_commands
 
 from ..conftest import REPOSITORY, recipe
 from ..docs.pages import commands, run
