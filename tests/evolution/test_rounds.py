@@ -4,9 +4,8 @@ import pytest
 from rookworld_rlvr.common.stats import Estimate, Paired
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
 from rookworld_rlvr.evaluation.models import RandomMover
-from rookworld_rlvr.evolution import play as module
-from rookworld_rlvr.evolution.play import is_open, new_positions, play, wrong_states
-from rookworld_rlvr.evolution.rounds import policy_row, reasons
+from rookworld_rlvr.evolution import rounds as module
+from rookworld_rlvr.evolution.rounds import is_open, new_positions, play, wrong_states
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.environment import ENVIRONMENT
 
@@ -70,7 +69,7 @@ def test_decided_positions_are_left_out() -> None:
 
 
 def test_a_row_has_the_best_move_and_all_values() -> None:
-    row = policy_row(chess.STARTING_FEN, {"e2e4": 30, "a2a3": -10})
+    row = module.policy_row(chess.STARTING_FEN, {"e2e4": 30, "a2a3": -10})
     assert row["prompt"].startswith(f"P: {chess.STARTING_FEN} ")
     assert row["completion"].endswith("B: e2e4")
     assert row["action_values"] == [{"move": "e2e4", "cp": 30}, {"move": "a2a3", "cp": -10}]
@@ -83,5 +82,5 @@ def test_the_rule_of_acceptance() -> None:
         (0.01, 0.49, True, ["no checkpoint kept the guard", "the match was lost"]),
     ):
         match = Estimate(score, score - 0.1, score + 0.1, 10)
-        found = reasons(Paired(change, change - 0.1, change + 0.1, 0.5, 100), match, broke)
+        found = module.reasons(Paired(change, change - 0.1, change + 0.1, 0.5, 100), match, broke)
         assert all(text.startswith(start) for text, start in zip(found, said, strict=True))
