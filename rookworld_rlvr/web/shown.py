@@ -27,8 +27,7 @@ from ..tasks import boards
 from ..tasks.environment import ENVIRONMENT, parse_environment_answer
 from ..tasks.policy import POLICY, parse_policy_answer
 from ..tasks.registry import TASKS, task_of
-from .desk import Desk
-from .trial import read_block, row_of, try_rewards
+from .desk import Desk, read_block, row_of, try_rewards
 
 _CARD = Markup('<article class="card"><h4>{}</h4>{}<pre>{}</pre></article>')
 
