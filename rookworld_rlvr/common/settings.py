@@ -78,14 +78,19 @@ def with_default(kind: type, name: str, default: Any) -> Any:
     return field(default=default, metadata=inherited.metadata)
 
 
-def bounded(**bounds: Bounds) -> Callable[[type[Kind]], type[Kind]]:
-    """Add bounds to inherited fields of a dataclass; their defaults and documentation stay."""
+def bounded(bounds: Mapping[str, Bounds]) -> Callable[[type[Kind]], type[Kind]]:
+    """Add bounds to inherited fields of a dataclass; their defaults and documentation stay.
+
+    Args:
+        bounds: By the names of the fields that they hold for, with blanks between them.
+    """
 
     def give(kind: type[Kind]) -> type[Kind]:
         fields: dict[str, Any] = kind.__dict__["__dataclass_fields__"]
-        for name, found in bounds.items():
-            fields[name] = copy.copy(fields[name])
-            fields[name].metadata = MappingProxyType({**fields[name].metadata, BOUNDS: found})
+        for names, found in bounds.items():
+            for name in names.split():
+                fields[name] = copy.copy(fields[name])
+                fields[name].metadata = MappingProxyType({**fields[name].metadata, BOUNDS: found})
         return kind
 
     return give
@@ -265,8 +270,7 @@ def _item_faults(name: str, value: Any, kind: Any, bounds: Bounds) -> list[str]:
 
 
 def _number_faults(name: str, value: Any, kind: type, bounds: Bounds) -> list[str]:
-    is_number = isinstance(value, int | kind) and not isinstance(value, bool)
-    if not is_number:
+    if not isinstance(value, int | kind) or isinstance(value, bool):
         return [f"{name}: {value!r} is not a {'whole ' if kind is int else ''}number"]
     for bound, is_met, words in (
         (bounds.above, operator.gt, "is too small; give more than"),

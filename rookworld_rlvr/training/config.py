@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,47 +85,38 @@ def _report_faults(value: Any, name: str) -> list[str]:
     ]
 
 
-def _by_key(bounds: Mapping[str, Bounds]) -> dict[str, Bounds]:
-    """The bounds of each key, from those of several keys."""
-    return {key: found for keys, found in bounds.items() for key in keys.split()}
-
-
-_TRAINING_BOUNDS = _by_key(
-    {
-        "adam_beta1 adam_beta2": Bounds(least=0, below=1),
-        "adam_epsilon eval_steps logging_steps num_train_epochs save_steps": Bounds(above=0),
-        "data_seed seed": Bounds(least=0, most=2**32 - 1),
-        "dataloader_num_workers learning_rate max_grad_norm": Bounds(least=0),
-        "warmup_steps weight_decay": Bounds(least=0),
-        "gradient_accumulation_steps save_total_limit": Bounds(least=1),
-        "per_device_eval_batch_size per_device_train_batch_size": Bounds(least=1),
-        "hub_strategy": Bounds(check=_hub_strategy_faults),
-        "hub_token": Bounds(check=_token_faults),
-        "max_steps": Bounds(check=_steps_faults),
-        "output_dir": Bounds(check=folder_faults),
-        "report_to": Bounds(check=_report_faults),
-    }
-)
+_TRAINING_BOUNDS = {
+    "adam_beta1 adam_beta2": Bounds(least=0, below=1),
+    "adam_epsilon eval_steps logging_steps num_train_epochs save_steps": Bounds(above=0),
+    "data_seed seed": Bounds(least=0, most=2**32 - 1),
+    "dataloader_num_workers learning_rate max_grad_norm": Bounds(least=0),
+    "warmup_steps weight_decay": Bounds(least=0),
+    "gradient_accumulation_steps save_total_limit": Bounds(least=1),
+    "per_device_eval_batch_size per_device_train_batch_size": Bounds(least=1),
+    "hub_strategy": Bounds(check=_hub_strategy_faults),
+    "hub_token": Bounds(check=_token_faults),
+    "max_steps": Bounds(check=_steps_faults),
+    "output_dir": Bounds(check=folder_faults),
+    "report_to": Bounds(check=_report_faults),
+}
 """Bounds that transformers does not check; other values end in a traceback or teach nothing."""
 
 
 _LOSSES = "grpo bnpo dr_grpo dapo luspo sapo cispo vespo"
 _CORRECTIONS = "token_truncate token_mask sequence_truncate sequence_mask"
-_GRPO_BOUNDS = _by_key(
-    {
-        "beta epsilon top_k": Bounds(least=0),
-        "max_completion_length num_generations_eval num_iterations": Bounds(least=1),
-        "repetition_penalty temperature": Bounds(above=0),
-        "top_p": Bounds(above=0, most=1),
-        "importance_sampling_level": Bounds(among=("token", "sequence")),
-        "loss_type": Bounds(among=tuple(_LOSSES.split())),
-        "multi_objective_aggregation": Bounds(among=("sum_then_normalize", "normalize_then_sum")),
-        "scale_rewards": Bounds(among=("group", "batch", "none")),
-        "vllm_importance_sampling_mode": Bounds(among=tuple(_CORRECTIONS.split())),
-        "vllm_mode": Bounds(among=("colocate", "server")),
-        "vllm_model_impl": Bounds(among=("vllm", "transformers")),
-    }
-)
+_GRPO_BOUNDS = {
+    "beta epsilon top_k": Bounds(least=0),
+    "max_completion_length num_generations_eval num_iterations": Bounds(least=1),
+    "repetition_penalty temperature": Bounds(above=0),
+    "top_p": Bounds(above=0, most=1),
+    "importance_sampling_level": Bounds(among=("token", "sequence")),
+    "loss_type": Bounds(among=tuple(_LOSSES.split())),
+    "multi_objective_aggregation": Bounds(among=("sum_then_normalize", "normalize_then_sum")),
+    "scale_rewards": Bounds(among=("group", "batch", "none")),
+    "vllm_importance_sampling_mode": Bounds(among=tuple(_CORRECTIONS.split())),
+    "vllm_mode": Bounds(among=("colocate", "server")),
+    "vllm_model_impl": Bounds(among=("vllm", "transformers")),
+}
 """Bounds that TRL checks in the first step, after all that takes time, or not at all."""
 
 
@@ -174,7 +164,7 @@ class TrainingDefaults:
         return []
 
 
-@bounded(**_TRAINING_BOUNDS, **_GRPO_BOUNDS)
+@bounded(_TRAINING_BOUNDS | _GRPO_BOUNDS)
 @dataclass
 class RookWorldGRPOConfig(PartArguments, MeasurementArguments, TrainingDefaults, GRPOConfig):
     """`trl.GRPOConfig` with RookWorld's defaults, and keys of our own beside TRL's.
@@ -270,7 +260,7 @@ class RookWorldGRPOConfig(PartArguments, MeasurementArguments, TrainingDefaults,
         return faults
 
 
-@bounded(**_TRAINING_BOUNDS, loss_type=Bounds(among=("nll", "dft")))
+@bounded(_TRAINING_BOUNDS | {"loss_type": Bounds(among=("nll", "dft"))})
 @dataclass
 class RookWorldSFTConfig(TrainingDefaults, SFTConfig):
     """`trl.SFTConfig` with RookWorld's defaults: loss on completions only."""
@@ -278,7 +268,7 @@ class RookWorldSFTConfig(TrainingDefaults, SFTConfig):
     completion_only_loss: bool | None = with_default(SFTConfig, "completion_only_loss", True)
 
 
-@bounded(**_TRAINING_BOUNDS)
+@bounded(_TRAINING_BOUNDS)
 @dataclass
 class RookWorldRewardConfig(TrainingDefaults, RewardConfig):
     """`trl.RewardConfig` with RookWorld's defaults: pairs of any length are kept unless you ask."""
