@@ -369,15 +369,6 @@ class Finding:
         return json.dumps(record, allow_nan=False)
 
 
-@dataclass(slots=True)
-class _Watch:
-    """How many readings in a row broke one rule or did not."""
-
-    broken: int = 0
-    sound: int = 0
-    raised: bool = False
-
-
 class HealthMonitor:
     """Judges logs by `RULES`, without I/O or randomness: the same logs give the same findings.
 
@@ -399,7 +390,9 @@ class HealthMonitor:
     ) -> None:
         self.patience, self.consequences = patience, consequences
         self.history = History(guard)
-        self._watches = {name: _Watch() for name in RULES}
+        # By rule, how many readings in a row broke it, and how many did not.
+        self._broken, self._sound = dict.fromkeys(RULES, 0), dict.fromkeys(RULES, 0)
+        self._raised: set[str] = set()
 
     def observe(
         self, step: int, logs: Mapping[str, Any], details: Mapping[str, str] | None = None
@@ -418,7 +411,7 @@ class HealthMonitor:
         limits = {name: math.inf if r.bound is None else r.bound for name, r in RULES.items()}
         readings = {name: rule.measure(self.history, limits[name]) for name, rule in RULES.items()}
         broken = {name for name, reading in readings.items() if reading and reading.broken}
-        broken |= {name for name, watch in self._watches.items() if watch.raised}
+        broken |= self._raised
         findings = []
         for name, rule in RULES.items():
             reading = readings[name]
@@ -428,16 +421,17 @@ class HealthMonitor:
         return findings
 
     def _is_due(self, rule: Rule, reading: Reading, is_explained: bool) -> bool:
-        watch = self._watches[rule.name]
+        name = rule.name
         if not reading.broken:
-            watch.broken, watch.sound = 0, watch.sound + 1
-            watch.raised = watch.raised and watch.sound < self.patience
+            self._broken[name], self._sound[name] = 0, self._sound[name] + 1
+            if self._sound[name] >= self.patience:
+                self._raised.discard(name)
             return False
-        watch.broken, watch.sound = watch.broken + 1, 0
-        is_early = watch.broken < (self.patience if rule.patient else 1)
-        if watch.raised or is_early or (is_explained and not self.consequences):
+        self._broken[name], self._sound[name] = self._broken[name] + 1, 0
+        is_early = self._broken[name] < (self.patience if rule.patient else 1)
+        if name in self._raised or is_early or (is_explained and not self.consequences):
             return False
-        watch.raised = True
+        self._raised.add(name)
         return True
 
 
