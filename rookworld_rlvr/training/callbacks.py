@@ -14,8 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
 from accelerate import PartialState
+from accelerate.utils import gather_object
 from tqdm import tqdm
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
@@ -84,19 +84,11 @@ class StopOnInterrupt(TrainerCallback):
         raise SystemExit(128 + self.signal)
 
     def _stop_if_asked(self, args: Any, state: Any, control: Any) -> None:
-        if asked := self._asked_anywhere():
+        # The signal that any process got, so that all end at the same step; 0 if none did.
+        if asked := max(gather_object([self._asked])):
             self.stopped_at, self.signal = state.global_step, signal.Signals(asked)
             control.should_save = args.save_strategy != "no"
             control.should_training_stop = True
-
-    def _asked_anywhere(self) -> int:
-        """The signal that any process got, so that all end at the same step; 0 if none did."""
-        state = PartialState()
-        if state.num_processes == 1:
-            return self._asked
-        asked = torch.tensor(self._asked, device=state.device)
-        torch.distributed.all_reduce(asked, torch.distributed.ReduceOp.MAX)
-        return int(asked)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
