@@ -19,7 +19,7 @@ from .. import __version__
 from ..common import machine  # noqa: F401  # for what it starts: before torch is loaded
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
 from ..common.files import find_recipe, read_keys, shipped, shipped_names
-from ..common.terminal import STARTS, entry, hand_over_ctrl_c, show, wrapped
+from ..common.terminal import STARTS, entry, show, wrapped
 from ..evaluation.registry import RANDOM_MOVER
 from ..models.loading import check_model_name
 from .run import MODULES, SCRIPTS, options, usual
@@ -49,10 +49,11 @@ def main() -> NoReturn:
         elif command in SCRIPTS:
             launcher, line = command_line(SCRIPTS[command], line)
             start(command, line)
+            os.environ[STARTS] = "1"
             if launcher:
-                os.environ[STARTS] = "1"
                 raise SystemExit(launch([*launcher, *line]))
-            hand_over_ctrl_c()
+            # A Ctrl-C waits until the script can `watch_ctrl_c`.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             os.execv(sys.executable, [sys.executable, *line])  # the script replaces this process
         elif command in MODULES:
             # -P: otherwise a chess.py in the working folder would hide python-chess

@@ -137,12 +137,6 @@ def watch_ctrl_c() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def hand_over_ctrl_c() -> None:
-    """Before this process becomes a script: a signal waits until the script can `watch_ctrl_c`."""
-    os.environ[STARTS] = "1"
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-
-
 def unwatch_ctrl_c() -> None:
     """Raise KeyboardInterrupt at Ctrl-C again."""
     if signal.getsignal(signal.SIGINT) is _leave:
