@@ -252,9 +252,9 @@ def decode(
         own = None if seeds is None else [seeds[place] for place in places]
         chooser = Chooser([rows[place] for place in places], network.device, own, keep_logps)
         texts, longest = [prompts[place] for place in places], [lengths[place] for place in places]
-        of_ids, of_logps = draw(network, texts, chooser, longest, options)
-        for place, row_ids, row_logps in zip(places, of_ids, of_logps, strict=True):
-            ids[place], logps[place] = row_ids, row_logps
+        drawn = draw(network, texts, chooser, longest, options)
+        for place, row_ids, row_logps, size in zip(places, *drawn, strict=True):
+            ids[place], logps[place] = row_ids[:size], row_logps[:size]
         if progress is not None:
             progress(len(places))
     return Drawn(ids, logps if keep_logps else None)
@@ -297,8 +297,8 @@ def _batches(
             yield waiting[start : start + size]
 
 
-Rows = tuple[list[list[int]], list[list[float]]]
-"""Tokens and log-probs of each row; no log-probs if they are not kept."""
+Rows = tuple[list[list[int]], list[list[float]], list[int]]
+"""Tokens and log-probs of each row, and how many of them count; no log-probs if they are not kept."""
 
 
 def _decode_batch(
@@ -311,7 +311,7 @@ def _decode_batch(
     device, count, longest = network.device, len(prompts), max(lengths)
     steps = _Steps(network, prompts, lengths, options.pad_token_id)
     logits = steps.first
-    ends = torch.tensor(_ends(options), device=device)
+    ends = torch.tensor(options.eos_token_id, device=device)
     bounds = torch.tensor(lengths, device=device)
     tokens = torch.zeros(count, longest, dtype=torch.long, device=device)
     logps = torch.zeros(count, longest, device=device)
@@ -334,17 +334,7 @@ def _decode_batch(
             chooser.keep(slots)
             steps.keep(slots)
         logits = steps(drawn)
-    return _cut(tokens.tolist(), logps.tolist(), used.tolist())
-
-
-def _cut(ids: list[list[int]], logps: list[list[float]], sizes: Sequence[int]) -> Rows:
-    pairs = zip(ids, sizes, strict=True), zip(logps, sizes, strict=True)
-    return [row[:size] for row, size in pairs[0]], [row[:size] for row, size in pairs[1]]
-
-
-def _ends(options: GenerationConfig) -> list[int]:
-    ends = options.eos_token_id
-    return [ends] if isinstance(ends, int) else list(ends or [])
+    return tokens.tolist(), logps.tolist(), used.tolist()
 
 
 def _closed_up(over: torch.Tensor, left: int) -> torch.Tensor:
@@ -678,8 +668,9 @@ def _generate_batch(
         stopping_criteria=StoppingCriteriaList([_RowLength(lengths, width)]),
     )
     completions = output[:, width:]  # (B, C)
-    is_end = torch.isin(completions, torch.tensor(_ends(options), device=completions.device))
+    ends = torch.tensor(options.eos_token_id, device=completions.device)
+    is_end = torch.isin(completions, ends)
     first = torch.where(is_end.any(1), is_end.int().argmax(1) + 1, completions.size(1))
     sizes = [min(size, bound) for size, bound in zip(first.tolist(), lengths, strict=True)]
     logps = processor.logps(completions[:, -1]) if chooser.keep_logps else [[] for _ in sizes]
-    return _cut(completions.tolist(), logps, sizes)
+    return completions.tolist(), logps, sizes

@@ -114,7 +114,7 @@ def load_safely(kind: Any, name: str, **kwargs: Any) -> Any:
         raise _cannot_load("model", name, error) from error
 
 
-def load_model(name: str, *, trust_remote_code: bool = False, **kwargs: Any) -> PreTrainedModel:
+def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
     """A causal language model with dropout off and GELU fused, in its configuration too.
 
     llm.c trains without dropout, but its exporter leaves GPT2Config's default of 0.1 in place, so the
@@ -122,8 +122,8 @@ def load_model(name: str, *, trust_remote_code: bool = False, **kwargs: Any) -> 
 
     Args:
         name: Packaged name, folder or Hub id.
-        trust_remote_code: Whether to run code that comes with the model.
-        kwargs: For `AutoModelForCausalLM.from_pretrained`.
+        kwargs: For `AutoModelForCausalLM.from_pretrained`; `trust_remote_code`, whether to run code that
+            comes with the model, is False by default.
 
     Raises:
         RookWorldError: See `load_safely`.
@@ -132,9 +132,7 @@ def load_model(name: str, *, trust_remote_code: bool = False, **kwargs: Any) -> 
 
     from . import gpt2
 
-    model: PreTrainedModel = load_safely(
-        AutoModelForCausalLM, name, trust_remote_code=trust_remote_code, **kwargs
-    )
+    model: PreTrainedModel = load_safely(AutoModelForCausalLM, name, **kwargs)
     gpt2.disable_dropout(model)
     gpt2.fuse_gelu(model)
     return model
@@ -235,16 +233,6 @@ def load_start(args: ModelConfig, trust_remote_code: bool = False) -> PreTrained
     )
 
 
-def _encoded_by(file: Path) -> list[int]:
-    """The sample as a tokenizer.json encodes it."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(file))
-    tokenizer.no_padding()  # either may be stored from earlier work
-    tokenizer.no_truncation()
-    return tokenizer.encode(_SAMPLE, add_special_tokens=False).ids
-
-
 def load_tokenizer(name: str, *, must_end: bool = True, **kwargs: Any) -> PreTrainedTokenizerBase:
     """The tokenizer of a model; it pads on the left, with end-of-text if it has no pad token.
 
@@ -260,6 +248,7 @@ def load_tokenizer(name: str, *, must_end: bool = True, **kwargs: Any) -> PreTra
         RookWorldError: There is no such tokenizer, it could not be loaded, it is empty, or it is not
             that of its file.
     """
+    from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
     try:
@@ -277,12 +266,16 @@ def load_tokenizer(name: str, *, must_end: bool = True, **kwargs: Any) -> PreTra
             "tokenizer.json and tokenizer_config.json into its folder"
         )
     file = Path(resolve_model_path(name)) / "tokenizer.json"
-    encoded = tokenizer(_SAMPLE, add_special_tokens=False)["input_ids"]
-    if file.is_file() and encoded != _encoded_by(file):
-        raise RookWorldError(
-            f"transformers would not encode text for the model {name!r} as its tokenizer.json does; put "
-            "the tokenizer_config.json that belongs to it into the folder, too"
-        )
+    if file.is_file():
+        plain = Tokenizer.from_file(str(file))
+        plain.no_padding()  # either may be stored from earlier work
+        plain.no_truncation()
+        encoded = tokenizer(_SAMPLE, add_special_tokens=False)["input_ids"]
+        if encoded != plain.encode(_SAMPLE, add_special_tokens=False).ids:
+            raise RookWorldError(
+                f"transformers would not encode text for the model {name!r} as its tokenizer.json does; "
+                "put the tokenizer_config.json that belongs to it into the folder, too"
+            )
     tokenizer.padding_side = "left"
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
