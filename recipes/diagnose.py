@@ -23,7 +23,6 @@ from accelerate import PartialState
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import ModelConfig, get_peft_config
 
-from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.data.loading import DataArguments, label_heldout, load_data, require_truth
@@ -34,7 +33,7 @@ from rookworld_rlvr.engine.truth import LabelArguments, PolicyTruth
 from rookworld_rlvr.evaluation.registry import SuiteArguments
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.registry import open_rewards
-from rookworld_rlvr.training.config import RookWorldGRPOConfig
+from rookworld_rlvr.training.config import RookWorldGRPOConfig, check_recipe
 from rookworld_rlvr.training.measurements import evenly
 
 RECIPE = Path(__file__).with_name("grpo_nano.yaml")

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import grpo
 
-from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.cli.main import command_line
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.run import run_cli
@@ -27,6 +26,7 @@ from rookworld_rlvr.engine import EngineArguments
 from rookworld_rlvr.engine.pool import find_engine
 from rookworld_rlvr.evolution.rounds import EvolveArguments, Round, entry_text, rounds
 from rookworld_rlvr.tasks.policy import POLICY
+from rookworld_rlvr.training.config import check_recipe
 
 RECIPE = Path(__file__).with_name("evolve_nano.yaml")
 GROUPS = [EvolveArguments, EngineArguments]

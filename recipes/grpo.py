@@ -23,7 +23,6 @@ from accelerate import PartialState
 from transformers import TrainerCallback
 from trl import ModelConfig, get_peft_config
 
-from rookworld_rlvr.cli.checks import check_recipe, require_suites
 from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser
 from rookworld_rlvr.cli.run import next_commands, run_cli
 from rookworld_rlvr.common.files import write_json
@@ -41,7 +40,12 @@ from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.registry import open_rewards
 from rookworld_rlvr.tasks.metrics import limits
 from rookworld_rlvr.training.callbacks import StopOnInterrupt, print_short_lines
-from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
+from rookworld_rlvr.training.config import (
+    RookWorldGRPOConfig,
+    RunArguments,
+    check_recipe,
+    require_suites,
+)
 from rookworld_rlvr.training.model_card import Run, trained_rewards, write_card
 from rookworld_rlvr.training.parts.sampling import check_rows
 from rookworld_rlvr.training.results import (

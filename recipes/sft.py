@@ -18,7 +18,6 @@ from typing import Any
 from accelerate import PartialState
 from trl import ModelConfig, SFTTrainer, get_peft_config
 
-from rookworld_rlvr.cli.checks import check_sft_recipe
 from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser
 from rookworld_rlvr.cli.run import next_commands, run_cli
 from rookworld_rlvr.common.progress import Progress
@@ -31,7 +30,7 @@ from rookworld_rlvr.tasks.metrics import compare, limits, measured, scores
 from rookworld_rlvr.tasks.text import END_OF_TEXT
 from rookworld_rlvr.training.callbacks import StopOnInterrupt, print_short_lines
 from rookworld_rlvr.training.checkpoints import WholeCheckpoints
-from rookworld_rlvr.training.config import RookWorldSFTConfig, RunArguments
+from rookworld_rlvr.training.config import RookWorldSFTConfig, RunArguments, check_sft_recipe
 from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb
 from rookworld_rlvr.training.hub import create_repository, push
 from rookworld_rlvr.training.model_card import OwnCard, Run, write_card

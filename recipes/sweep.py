@@ -17,7 +17,6 @@ from typing import Any
 
 import grpo
 
-from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.cli.sweep import (
@@ -29,6 +28,7 @@ from rookworld_rlvr.cli.sweep import (
 )
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.common.terminal import cells
+from rookworld_rlvr.training.config import check_recipe
 
 RECIPE = Path(__file__).with_name("sweep_nano.yaml")
 GROUPS = [SweepArguments]

@@ -18,7 +18,6 @@ from accelerate import PartialState
 from datasets import Dataset
 from trl import ModelConfig, RewardTrainer
 
-from rookworld_rlvr.cli.checks import check_sft_recipe
 from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.files import write_json
@@ -31,7 +30,7 @@ from rookworld_rlvr.reports.judge import judge_report, pairs_text, report_text
 from rookworld_rlvr.rewards.judge import JudgeSpec, load_judge
 from rookworld_rlvr.training.callbacks import StopOnInterrupt
 from rookworld_rlvr.training.checkpoints import WholeCheckpoints
-from rookworld_rlvr.training.config import RookWorldRewardConfig, RunArguments
+from rookworld_rlvr.training.config import RookWorldRewardConfig, RunArguments, check_sft_recipe
 from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb
 from rookworld_rlvr.training.hub import create_repository, push
 from rookworld_rlvr.training.model_card import OwnCard, Run, write_card

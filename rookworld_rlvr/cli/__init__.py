@@ -1,1 +1,1 @@
-"""The command line: parser, checks across arguments, dry run, sweeps."""
+"""The command line: parser, dry run, sweeps."""

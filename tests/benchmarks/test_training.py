@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-from rookworld_rlvr.cli import checks
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.data.parsing import parse_raw
@@ -16,6 +15,7 @@ from rookworld_rlvr.data.synthesis import environment_row, first_plies, is_first
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.tasks.text import END_OF_TEXT
 from rookworld_rlvr.tasks.types import EnvironmentPrompt
+from rookworld_rlvr.training.config import check_recipe, check_sft_recipe
 
 from ..conftest import RECIPES, recipe, script
 from ..rows import START
@@ -39,7 +39,7 @@ def test_each_run_is_a_valid_recipe(
     def run(command: list[str], **_: Any) -> None:
         script, config = Path(command[1]).stem, command[3]
         module = recipe("sft" if script == "sft" else "grpo")
-        check = checks.check_sft_recipe if script == "sft" else checks.check_recipe
+        check = check_sft_recipe if script == "sft" else check_recipe
         parser = StrictParser(module.GROUPS, module.RECIPE)
         parser.parse_strictly(["--config", config, "--use_cpu", "true"], check)
         shutil.copytree(packaged, parser.values["output_dir"])

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, DataArguments, is_held_out, load_data
 from rookworld_rlvr.engine import EngineArguments
@@ -31,7 +30,7 @@ from rookworld_rlvr.tasks.environment import write_environment_answer
 from rookworld_rlvr.tasks.fill_in_record import filled, fitting, parse_fill_in_prompt
 from rookworld_rlvr.tasks.registry import join_row
 from rookworld_rlvr.tasks.types import FILL_IN_FIELDS, EnvironmentPrompt
-from rookworld_rlvr.training.config import RookWorldGRPOConfig
+from rookworld_rlvr.training.config import RookWorldGRPOConfig, check_recipe
 
 from ..conftest import recipe
 from ..rows import AFTER_E4, RIGHT_E4, START, write_jsonl

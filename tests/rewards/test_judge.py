@@ -14,13 +14,12 @@ from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig, RewardTrainer
 
-from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import DataArguments
 from rookworld_rlvr.rewards import judge as judges
 from rookworld_rlvr.rewards.judge import Judge, JudgeReward, JudgeSpec, load_judge
 from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs, tasks_of
-from rookworld_rlvr.training.config import RookWorldGRPOConfig, RookWorldRewardConfig
+from rookworld_rlvr.training.config import RookWorldGRPOConfig, RookWorldRewardConfig, check_recipe
 from rookworld_rlvr.training.glossary import dashboard_key, explain
 
 from ..conftest import ON_CPU, RECIPES, Means, history, recipe, tiny_judge

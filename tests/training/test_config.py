@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 import yaml
 
-from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.training.config import check_recipe
 
 from .. import conftest
 

@@ -8,11 +8,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import GPT2LMHeadModel
 
-from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.data.loading import DataArguments
 from rookworld_rlvr.evaluation.registry import SuiteArguments
 from rookworld_rlvr.models import loading
-from rookworld_rlvr.training.config import RookWorldGRPOConfig
+from rookworld_rlvr.training.config import RookWorldGRPOConfig, check_recipe
 from rookworld_rlvr.training.health import HealthCallback
 
 from ...conftest import ON_CPU
