@@ -24,11 +24,10 @@ from ..models.decoding import Decoding
 from ..rewards.trial import score
 from ..tasks.metrics import Results
 from ..tasks.registry import TASKS
-from ..training.answering import decode
 from ..training.parts.aggregation import aggregate
 from ..training.parts.groups import sampled_rows, weighted
 from ..training.parts.part import Batch
-from ..training.parts.sampling import rollout
+from ..training.parts.sampling import decode, rollout
 from ..training.preflight import measure_parity, mixed_length_prompts, preflight_tolerance
 from ..training.trainer import Loss, RookWorldGRPOTrainer
 

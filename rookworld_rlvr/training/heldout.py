@@ -15,7 +15,7 @@ from ..common.progress import quiet
 from ..common.stats import Estimate, estimate
 from ..models.decoding import shared
 from ..tasks.metrics import Results, evaluate_completions, headline
-from .answering import decode
+from .parts.sampling import decode
 from .results import ANSWERS_BEFORE, HELDOUT_BEFORE, OWN_REWARDS, write_results
 from .run_folder import write_answers
 

@@ -27,7 +27,7 @@ from ..models.decoding import ANSWER_TOKENS, Decoding, complete, shared
 from ..tasks.metrics import evaluate_completions
 from ..tasks.registry import TASKS, is_right
 from ..tasks.types import values_by_move
-from .answering import answering, decode, is_sharded
+from .parts.sampling import answering, decode, is_sharded
 from .results import HELDOUT_PASS
 
 PASS_ROWS = 200  # of each task, always the same ones

@@ -21,9 +21,8 @@ from ..common.errors import RookWorldError
 from ..common.terminal import wrapped
 from ..models.decoding import pad_rows
 from ..tasks.task import Sampling
-from .answering import logits_alone
 from .parts.part import Rows
-from .parts.sampling import draw
+from .parts.sampling import draw, logits_alone
 
 PREFLIGHT_ROWS = 8
 _LOOKED_AT = 256  # rows of the training set

@@ -17,8 +17,8 @@ from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import GREEDY, complete
 from rookworld_rlvr.reports.page import page
 from rookworld_rlvr.reports.record import read_runs
-from rookworld_rlvr.training import answering
 from rookworld_rlvr.training.measurements import evenly
+from rookworld_rlvr.training.parts import sampling
 
 from ..conftest import history, script
 from ..killed import differences, outcome
@@ -40,7 +40,7 @@ def decoded() -> Iterator[list[bool]]:
         return complete(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answering, "complete", noted)
+        patch.setattr(sampling, "complete", noted)
         yield calls
 
 

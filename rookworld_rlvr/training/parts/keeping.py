@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from ...common.errors import RookWorldError
-from ..answering import is_sharded
 from ..health import losses
 from .part import Part
+from .sampling import is_sharded
 
 
 class Guard(Part):
