@@ -95,40 +95,28 @@ class PreflightCallback(TrainerCallback):
             )
 
 
-def preflight_tolerance(trainer: GRPOTrainer) -> float:
-    """The largest gap that the precision allows, in nats."""
-    spacing = _spacing(trainer)
-    return max(TOLERANCE_HALF, _rounding(trainer, spacing)) if spacing else TOLERANCE_FP32
+@torch.no_grad()
+def preflight_tolerance(trainer: Any) -> float:
+    """The largest gap that the precision allows, in nats.
 
-
-def _spacing(trainer: Any) -> float | None:
-    """The spacing of the numbers after 1 that layers are multiplied in; None for all of fp32's bits."""
+    Trainer and sampler compute a likely token's logit in another order, and round on the way, so it can
+    be two of its spacings apart. The spacing of numbers grows with their size: between 16 and 32 it is
+    0.125 in bf16, and the packaged model, whose logits are that large, had a gap of 0.25 on an H200
+    under FSDP2, of 0.15 without.
+    """
     weights = next(trainer.model.parameters())
     kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
     dtype = kinds.get(trainer.accelerator.mixed_precision, weights.dtype)
-    if dtype != torch.float32:
-        return torch.finfo(dtype).eps
-    # transformers turns TF32 on with `tf32` and with `torch_compile`; it has ten bits after the point.
-    is_tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
-    return 2**-10 if is_tf32 and weights.is_cuda else None
-
-
-@torch.no_grad()
-def _rounding(trainer: Any, spacing: float) -> float:
-    """How far apart two computations of a likely token's logit can be, in nats: two of its spacings.
-
-    Trainer and sampler compute the same logit in another order, and round on the way. The spacing of
-    numbers grows with their size: between 16 and 32 it is 0.125 in bf16, and the packaged model, whose
-    logits are that large, had a gap of 0.25 on an H200 under FSDP2, of 0.15 without.
-
-    Args:
-        trainer: Whose model is asked.
-        spacing: Of numbers after 1.
-    """
+    spacing = torch.finfo(dtype).eps  # of the numbers after 1 that layers are multiplied in
+    if dtype == torch.float32:
+        # transformers turns TF32 on with `tf32` and `torch_compile`; it has ten bits after the point.
+        if torch.backends.cuda.matmul.fp32_precision != "tf32" or not weights.is_cuda:
+            return TOLERANCE_FP32
+        spacing = 2**-10
     longest = trainer.processing_class(mixed_length_prompts(trainer)[-1])["input_ids"]
     logits = logits_alone(trainer, torch.tensor(longest, device=trainer.accelerator.device))
     size: float = logits.amax(-1).abs().max().item()
-    return 2 * spacing * size / trainer.temperature
+    return max(TOLERANCE_HALF, 2 * spacing * size / trainer.temperature)
 
 
 def mixed_length_prompts(trainer: GRPOTrainer) -> list[str]:
@@ -197,12 +185,8 @@ def _sample(trainer: GRPOTrainer, prompts: Sequence[str]) -> tuple[Rows, torch.T
     left = pad_rows(encoded, tokenizer.pad_token_id)
     right = pad_rows(drawn.ids, tokenizer.pad_token_id, "right")
     ids, mask = (torch.cat([left[key], right[key]], dim=1).to(device) for key in left)
-    batch = Rows(
-        ids,
-        mask,
-        right["input_ids"].size(1),
-        torch.tensor([row.temperature for row in rows], device=device),
-    )
+    temperatures = torch.tensor([row.temperature for row in rows], device=device)
+    batch = Rows(ids, mask, right["input_ids"].size(1), temperatures)
     return batch, pad([torch.tensor(row) for row in drawn.logps], 0.0, "right").to(device)
 
 
