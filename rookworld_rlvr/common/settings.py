@@ -270,7 +270,8 @@ def _item_faults(name: str, value: Any, kind: Any, bounds: Bounds) -> list[str]:
 
 
 def _number_faults(name: str, value: Any, kind: type, bounds: Bounds) -> list[str]:
-    if not isinstance(value, int | kind) or isinstance(value, bool):
+    is_number = isinstance(value, int | kind) and not isinstance(value, bool)
+    if not is_number:
         return [f"{name}: {value!r} is not a {'whole ' if kind is int else ''}number"]
     for bound, is_met, words in (
         (bounds.above, operator.gt, "is too small; give more than"),
