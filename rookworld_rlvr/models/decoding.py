@@ -97,8 +97,7 @@ def complete(
         `N` texts in the order of `prompts`.
     """
     ids = complete_ids(model, tokenizer, prompts, **how)
-    texts: list[str] = tokenizer.batch_decode(ids, skip_special_tokens=True)
-    return texts
+    return tokenizer.batch_decode(ids, skip_special_tokens=True)
 
 
 def complete_ids(
@@ -537,8 +536,7 @@ class _Steps:
             states = states + layer.down(layer.act(layer.up(layer.norm_2(states))))
         # Rows that have ended are computed until the next `keep`; the table of positions may end there.
         self._positions = torch.minimum(self._positions + 1, self._last)
-        logits: torch.Tensor = self._head(self._norm(states))
-        return logits
+        return self._head(self._norm(states))
 
     def _attend(self, mixed: torch.Tensor, cache: torch.Tensor, scaling: float) -> torch.Tensor:
         """The result of attention ``(n, H, D)``; the new keys and values are put into the cache.
@@ -619,8 +617,7 @@ class _Processor(LogitsProcessor):
     def logps(self, last: torch.Tensor) -> list[list[float]]:
         """Log-probs of all drawn tokens, `C` per row; `last` ``(B,)`` is the last of them."""
         self._take(last)
-        found: list[list[float]] = torch.stack(self._drawn, dim=1).tolist()
-        return found
+        return torch.stack(self._drawn, dim=1).tolist()
 
     def _take(self, drawn: torch.Tensor) -> None:
         if self._last is not None:

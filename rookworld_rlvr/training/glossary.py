@@ -73,15 +73,9 @@ class Metric:
     @property
     def pattern(self) -> str:
         """A regular expression that matches exactly the keys that this entry explains."""
-        parts = re.split(r"(<[^>]+>)", self.key)
-        return f"^{''.join(_pattern(part) for part in parts)}$"
-
-
-def _pattern(part: str) -> str:
-    if not part.startswith("<"):
-        return re.escape(part)
-    task = f"({'|'.join(TASKS)})"
-    return {"<task>": task}.get(part, ".+" if part.endswith("...>") else "[^/]+")
+        key = re.escape(self.key).replace("<task>", f"({'|'.join(TASKS)})")
+        key = re.sub(r"<[^>]+\.>", ".+", key)  # all the rest
+        return f"^{re.sub('<[^>]+>', '[^/]+', key)}$"
 
 
 def explain(key: str) -> Metric | None:

@@ -83,9 +83,8 @@ def _start(build: Callable[..., Any], dtype: str, **settings: Any) -> Any:
 def _precision(args: Any, model: str | PreTrainedModel) -> str:
     if args.bf16 or args.fp16:
         return "bfloat16" if args.bf16 else "float16"
-    if isinstance(model, str):
-        return str((args.model_init_kwargs or {}).get("dtype", "float32")).removeprefix("torch.")
-    return str(model.dtype).removeprefix("torch.")
+    named = (args.model_init_kwargs or {}).get("dtype", "float32")
+    return str(named if isinstance(model, str) else model.dtype).removeprefix("torch.")
 
 
 @contextmanager
