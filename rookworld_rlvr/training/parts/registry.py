@@ -185,6 +185,12 @@ class PartArguments:
         "moves keep. 0 leaves it out.",
         least=0,
     )
+    moves_extra: int = setting(
+        0,
+        "Further prompts for each that is sampled, whose legal moves these two terms take after one "
+        "completion each, which is not rewarded: more positions for a part of the time.",
+        least=0,
+    )
 
     # What the start knew of other tasks, kept by distillation from it
     keep_coef: float = setting(
@@ -239,6 +245,13 @@ class PartArguments:
         "gives back what training on one task took from others; checkpoints keep the trained weights.",
         least=0,
         below=1,
+    )
+
+    # The optimiser
+    muon: bool = setting(
+        False,
+        "Optimise the matrices of the layers by torch's Muon, at rates scaled to AdamW's, and all other "
+        "weights by AdamW.",
     )
 
     # Parts of the trainer in files of the user's own
@@ -410,6 +423,7 @@ _PARTS: dict[str, tuple[str, Callable[[Any, PartArguments], Any]]] = {
         lambda _, args: args.task_phases or args.sft_extra or args.zero_variance == "resample",
     ),
     "nonfinite": ("steps.Nonfinite", lambda trainer, _: not trainer.args.fp16),
+    "muon": ("muon.MuonPart", lambda _, args: args.muon),
     "averaging": ("keeping.Averaging", lambda _, args: args.start_share),
     "guard": ("keeping.Guard", lambda _, args: args.guard),
 }

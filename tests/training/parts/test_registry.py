@@ -1,5 +1,6 @@
 """What is wrong with the keys of the trainer's parts is said at once, with value, reason and remedy."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -83,7 +84,9 @@ def test_what_does_not_go_with_model_or_rows_is_refused(build: Any, start: str) 
     for words, options in (
         ("soft_moves_coef: the attention is 'eager'", {"soft_moves_coef": 0.5}),
         ("no training rows of 'fill_in'", {"keep_coef": 1, "keep_rows": {"fill_in": 4}, "beta": 1}),
+        ("optim is sgd, but", {"muon": True, "optim": "sgd"}),
         ("needs whole weights", {"start_share": 0.5, "peft_config": adapters}),
+        ("needs whole matrices", {"muon": True, "peft_config": adapters}),
     ):
         with pytest.raises(RookWorldError, match=words):
-            build(model, **options, **NOT_KEPT)
+            build(copy.deepcopy(model), **options, **NOT_KEPT)

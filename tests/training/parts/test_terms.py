@@ -74,6 +74,32 @@ def test_the_term_is_that_of_the_values_one_move_at_a_time(made: Any) -> None:
     assert loss.terms["moves"].item() == 0 and loss.total.requires_grad, "without policy rows"
 
 
+def test_further_prompts_bring_their_moves_after_one_completion_each(made: Any) -> None:
+    trainer = made(**MOVES, moves_extra=3)
+    batches = [sampled(trainer, list(trainer.train_dataset)[:4]) for _ in range(2)]
+    decode, prompts = trainer.processing_class.decode, []
+    for batch in batches:
+        assert (
+            batch["moves_rows"].tolist() == [2, 2, 3, 2, 1, 1, 2, 1] and batch["moves_items"] == 14
+        )
+        extra = [found[-1] for found in batch["moves"]]
+        texts = [decode(before) for before, *_ in extra]
+        assert all(text.startswith("P: ") and text.endswith(" B:") for text in texts)
+        prompts.append([text.partition(" M:")[0] for text in texts])
+        assert all(len(moves) == len(worth) > 1 for _, moves, worth in extra)
+    assert prompts[0] == prompts[1], "a step draws its own, so that a resumed run goes on alike"
+    with_all = trainer.loss(trainer.model, batch).terms["moves"].item()
+    parts = []
+    for place, choices in ((place, one) for place, its in enumerate(batch["moves"]) for one in its):
+        alone: list[Any] = [[] for _ in batch["moves"]]
+        alone[place] = [choices]
+        parts.append(trainer.loss(trainer.model, {**batch, "moves": alone}).terms["moves"].item())
+    assert with_all == pytest.approx(sum(parts), rel=1e-4)
+    trainer.state.global_step = 1
+    after = sampled(trainer, list(trainer.train_dataset)[:4])
+    assert [decode(found[-1][0]).partition(" M:")[0] for found in after["moves"]] != prompts[0]
+
+
 def test_replaced_groups_bring_their_moves(made: Any) -> None:
     """Groups of the same prompts in two rounds: the batch holds those that were chosen."""
     turn = iter(range(100))
