@@ -17,8 +17,8 @@ from torch.optim import AdamW
 from transformers.pytorch_utils import Conv1D
 
 from ...common.errors import RookWorldError
-from ..answering import is_sharded
 from .part import Part
+from .sampling import is_sharded
 
 MOMENTUM = 0.95
 

@@ -250,7 +250,7 @@ class PartArguments:
     # The optimiser
     muon: bool = setting(
         False,
-        "Optimise the matrices of the layers by torch's Muon, at rates scaled to AdamW's, and all other "
+        "Optimise the matrices of the layers by Muon, at rates scaled to AdamW's, and all other "
         "weights by AdamW.",
     )
 
