@@ -21,6 +21,7 @@ from ...engine.truth import PolicyTruth, policy_values
 from ...models.choices import choice_logps
 from ...tasks.registry import TASKS, task_of
 from ...tasks.task import Task
+from ...tasks.types import Values
 from .aggregation import on_all, per_item
 from .part import Batch, Call, Part
 from .registry import obstacle
@@ -30,11 +31,6 @@ from .teaching import truth_of
 # Of the soft targets, in win probability: a move that keeps so much less than the best has 1 / e of its
 # share.
 SOFT_TEMPERATURE = 0.03
-
-
-def has_choices(task: Task) -> bool:
-    """Whether a task's answers end with a choice among moves that are worth something."""
-    return type(task).choices is not Task.choices
 
 
 class AllMoves(Part):
@@ -50,13 +46,12 @@ class AllMoves(Part):
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer)
         self._texts: list[str] = []
-        self._places = [
-            place
-            for place, task in enumerate(trainer.train_dataset["task"][:])
-            if has_choices(TASKS[task])
-        ]
         if reason := obstacle(trainer):
             raise RookWorldError(f"expected_score_coef, soft_moves_coef: {reason}; leave them out")
+        prompts = trainer.train_dataset["prompt"][:] if trainer.args.moves_extra else []
+        self._places = [place for place, prompt in enumerate(prompts) if has_choices(prompt)]
+        if trainer.args.moves_extra and not self._places:
+            raise RookWorldError("moves_extra: no training row has moves to choose; leave it out")
 
     def after_sampling(
         self, call: Call, ids: list[list[int]], texts: list[str], logps: list[Any] | None
@@ -71,24 +66,29 @@ class AllMoves(Part):
         is worth; ``moves_rows`` ``(B,)`` is its length; ``moves_items`` is their sum on all processes.
         """
         trainer, size = self._trainer, self._trainer.num_generations
-        texts = [self._texts[place : place + size] for place in range(0, len(call.rows), size)]
-        groups = [*zip(call.rows[::size], texts, strict=True)]
         moves: list[list[Any]] = [[] for _ in call.rows]
+        asked = [
+            (place, row, self._texts[place : place + size])
+            for place, row in enumerate(call.rows)
+            if place % size == 0 and has_choices(row["prompt"])
+        ]
+        for number, (row, text) in enumerate(self._extra(len(call.rows) // size)):
+            asked.append((number % len(moves), row, [text]))
+        truth = truth_of(trainer.reward_funcs) or PolicyTruth()
+        prompts = [row["prompt"] for _, row, _ in asked]
+        values = policy_values(truth, prompts, [row.get("action_values") for _, row, _ in asked])
         encode = trainer.processing_class
-        for number, (row, its) in enumerate([*groups, *self._extra(len(groups))]):
-            if (choices := self._choices(row, its)) is not None:
+        for (place, row, texts), of_moves in zip(asked, values, strict=True):
+            if (choices := _choices(row["prompt"], texts, of_moves)) is not None:
                 prompt, worth = choices
                 tokens = encode(list(worth), add_special_tokens=False)["input_ids"]
-                place = number * size if number < len(groups) else number - len(groups)
-                moves[place % len(moves)].append(
-                    (encode(prompt)["input_ids"], tokens, [*worth.values()])
-                )
-        rows = torch.tensor([len(found) for found in moves])
+                moves[place].append((encode(prompt)["input_ids"], tokens, [*worth.values()]))
+        rows = torch.tensor([len(of_row) for of_row in moves])
         batch |= {"moves": moves, "moves_rows": rows.to(trainer.accelerator.device)}
         batch["moves_items"] = on_all(trainer, batch["moves_rows"])
 
-    def _extra(self, groups: int) -> list[tuple[Mapping[str, Any], list[str]]]:
-        """Rows of further prompts, each with one completion, for so many groups."""
+    def _extra(self, groups: int) -> list[tuple[Mapping[str, Any], str]]:
+        """Rows of further prompts, each with a completion, for so many groups."""
         trainer = self._trainer
         if not (count := trainer.args.moves_extra * groups):
             return []
@@ -100,20 +100,7 @@ class AllMoves(Part):
         with trainer.phase("sampling"):
             sampled = draw(trainer, ids, trainer.samplings(prompts), keep_logps=False).ids
         texts = trainer.processing_class.batch_decode(sampled, skip_special_tokens=True)
-        return [(row, [text]) for row, text in zip(rows, texts, strict=True)]
-
-    def _choices(
-        self, row: Mapping[str, Any], texts: list[str]
-    ) -> tuple[str, Mapping[str, float]] | None:
-        """A prompt with the start of one of its completions, and what each end of it is worth."""
-        prompt, task = row["prompt"], TASKS[task_of(row["prompt"])]
-        if not has_choices(task):
-            return None
-        truth = truth_of(self._trainer.reward_funcs) or PolicyTruth()
-        (values,) = policy_values(truth, [prompt], [row.get("action_values")])
-        found = next(filter(None, (task.choices(text, values) for text in texts)), None)
-        found = found or task.choices(task.truth(prompt, values) or "", values)
-        return None if found is None else (prompt + found[0], found[1])
+        return [*zip(rows, texts, strict=True)]
 
     def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
         """Minus the log of the expected score and the soft targets' log-likelihood, means of groups."""
@@ -136,3 +123,18 @@ class AllMoves(Part):
         logs = expected.clamp(min=torch.finfo(expected.dtype).tiny).log()
         total = args.expected_score_coef * logs + args.soft_moves_coef * soft
         return per_item(trainer, -total.sum(), inputs["moves_items"])
+
+
+def has_choices(prompt: str) -> bool:
+    """Whether answers to a prompt end with a choice among moves that are worth something."""
+    return type(TASKS[task_of(prompt)]).choices is not Task.choices
+
+
+def _choices(
+    prompt: str, texts: list[str], values: Values | None
+) -> tuple[str, Mapping[str, float]] | None:
+    """A prompt with the start of one of its completions, and what each end of it is worth."""
+    task = TASKS[task_of(prompt)]
+    found = next(filter(None, (task.choices(text, values) for text in texts)), None)
+    found = found or task.choices(task.truth(prompt, values) or "", values)
+    return None if found is None else (prompt + found[0], found[1])

@@ -66,14 +66,14 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self, groups: Sequence[dict[str, Any]], matrices: set[int], **options: Any
     ) -> None:
         first = groups[0]
-        mine = [weight for weight in first["params"] if id(weight) in matrices]
+        by_muon = [weight for weight in first["params"] if id(weight) in matrices]
         rest = [
             {**group, "params": [w for w in group["params"] if id(w) not in matrices]}
             for group in groups
         ]
         self._adamw = AdamW(rest, **options)
         super().__init__(
-            [{**first, "params": mine}, *self._adamw.param_groups], self._adamw.defaults
+            [{**first, "params": by_muon}, *self._adamw.param_groups], self._adamw.defaults
         )
 
     @torch.no_grad()
@@ -98,10 +98,10 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
 
     torch's Muon does this in bfloat16, which many CPUs compute a hundred times slower.
     """
-    found = matrix.float() if matrix.device.type == "cpu" else matrix.bfloat16()
-    found = found.T if (tall := len(matrix) > matrix.size(1)) else found
-    found = found / found.norm().clamp(min=1e-7)
+    scaled = matrix.float() if matrix.device.type == "cpu" else matrix.bfloat16()
+    scaled = scaled.T if (tall := len(matrix) > matrix.size(1)) else scaled
+    scaled = scaled / scaled.norm().clamp(min=1e-7)
     for _ in range(5):  # Newton-Schulz
-        gram = found @ found.T
-        found = 3.4445 * found + (-4.7750 * gram + 2.0315 * gram @ gram) @ found
-    return (found.T if tall else found).to(matrix.dtype)
+        gram = scaled @ scaled.T
+        scaled = 3.4445 * scaled + (-4.7750 * gram + 2.0315 * gram @ gram) @ scaled
+    return (scaled.T if tall else scaled).to(matrix.dtype)

@@ -309,6 +309,8 @@ def part_faults(args: Any) -> list[str]:
         and args.loss_type == "vespo",
         "sft_extra: sft_coef: 0 ignores it; set sft_coef, or leave sft_extra out": args.sft_extra
         and not args.sft_coef,
+        "moves_extra: it needs expected_score_coef or soft_moves_coef; set either, or leave it "
+        "out": args.moves_extra and not (args.expected_score_coef or args.soft_moves_coef),
         "keep_coef: it needs keep_rows, {environment: 32}, and keep_rows needs it; give both or "
         "neither": bool(args.keep_coef) != bool(args.keep_rows),
         "keep_coef: it needs the starting model beside the policy; set beta above 0": args.keep_coef

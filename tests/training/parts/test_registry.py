@@ -57,6 +57,7 @@ def faults(**options: Any) -> list[str]:
             {"sft_coef": 0.1, "sft_extra": 2, "zero_variance": "resample"},
             "sft_extra: its prompts are not sampled",
         ),
+        ({"moves_extra": 2}, "needs expected_score_coef or soft_moves_coef"),
         ({"keep_coef": 1.0, "beta": 0.1}, "needs keep_rows"),
         ({"keep_rows": {"policy": 4}}, "give both or neither"),
         ({"keep_coef": 1.0, "keep_rows": {"policy": 4}, "beta": 0}, "set beta above 0"),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.tasks.environment import ENVIRONMENT
@@ -95,6 +96,9 @@ def test_further_prompts_bring_their_moves_after_one_completion_each(made: Any) 
         alone[place] = [choices]
         parts.append(trainer.loss(trainer.model, {**batch, "moves": alone}).terms["moves"].item())
     assert with_all == pytest.approx(sum(parts), rel=1e-4)
+    rows = trainer.train_dataset.filter(lambda row: row["task"] == "environment")
+    with pytest.raises(RookWorldError, match="moves_extra: no training row has moves to choose"):
+        made(**MOVES, moves_extra=3, train_dataset=rows)
     trainer.state.global_step = 1
     after = sampled(trainer, list(trainer.train_dataset)[:4])
     assert [decode(found[-1][0]).partition(" M:")[0] for found in after["moves"]] != prompts[0]
