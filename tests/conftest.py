@@ -197,9 +197,8 @@ def tiny_judge(tokenizer: PreTrainedTokenizerBase, **config: Any) -> GPT2ForSequ
     torch.manual_seed(0)
     ids = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     shape = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 256, "num_labels": 1}
-    return GPT2ForSequenceClassification(
-        GPT2Config(**{"initializer_range": 0.5, **ids, **shape, **config})
-    )
+    config = {"initializer_range": 0.5, **ids, **shape, **config}
+    return GPT2ForSequenceClassification(GPT2Config(**config))
 
 
 ON_CPU: dict[str, Any] = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}

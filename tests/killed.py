@@ -53,8 +53,7 @@ class Kill:
 def kills(seed: int) -> list[Kill]:
     """Twenty kills in random order: eight while saving, and three in each other phase."""
     rng = random.Random(seed)
-    names = ("saving", "saving", "renaming")
-    found = [Kill(rng.choice(names), 1, rng.random()) for _ in range(5)]
+    found = [Kill(rng.choice(("saving", "saving", "renaming")), 1, rng.random()) for _ in range(5)]
     found += [Kill("sealing", rng.randint(1, 12), 0.0) for _ in range(3)]
     for phase in ("sampling", "rewards", "update", "evaluation"):
         found += [Kill(phase, rng.choice((1, 2)), rng.random()) for _ in range(3)]
@@ -82,8 +81,7 @@ def start(name: str, argv: Sequence[str], cwd: Path, kill: Kill | None = None) -
 def _run(name: str, argv: list[str], cwd: str, kill: Kill | None) -> None:
     os.chdir(cwd)
     os.environ["XDG_CACHE_HOME"] = str(Path(cwd, "cache"))
-    log = Path(cwd, LOG)
-    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    handle = os.open(Path(cwd, LOG), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(handle, stream)
     if kill is not None:

@@ -53,9 +53,7 @@ def test_a_command_that_a_message_names_exists() -> None:
     command = re.compile(r"(?<![\w/-])rookworld (?:`\")?([a-z]+)\b( --\w+)*")
     for path in STRINGS:
         for name, options in command.findall(path.read_text(encoding="utf-8")):
-            assert name in ({*SCRIPTS, *MODULES} if options else {*SCRIPTS, *MODULES, "recipes"}), (
-                path
-            )
+            assert name in {*SCRIPTS, *MODULES, *([] if options else ["recipes"])}, path
 
 
 def test_after_sft_the_same_rows_are_suggested() -> None:

@@ -43,12 +43,9 @@ def test_a_key_by_another_name_is_named_and_so_is_an_unknown_recipe(tmp_path: Pa
     assert fault.startswith(f"{tmp_path}/mine.yaml: {said}")
     fault, *_ = faults("report", "--lr", "1")
     assert "unknown key 'lr'; choose one of output_file, run" in fault, "it has no such key"
-    for name, remedy in (
-        ("grpo_mixd", "did you mean grpo_mixed"),
-        ("zzz", "rookworld recipes lists"),
-    ):
+    for name, tip in (("grpo_mixd", "did you mean grpo_mixed"), ("zzz", "rookworld recipes lists")):
         (fault,) = faults("sft", "--config", name, "--max_steps", "ten")
-        assert f"--config: {name!r} is neither a file nor a packaged recipe; {remedy}" in fault
+        assert f"--config: {name!r} is neither a file nor a packaged recipe; {tip}" in fault
 
 
 @pytest.fixture

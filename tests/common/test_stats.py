@@ -72,8 +72,7 @@ def test_mcnemars_exact_test(fell: int, rose: int, p: float) -> None:
 
 def test_shares_are_paired_by_item() -> None:
     first = {"a": 1.0, "b": 0.0, "c": 0.0, "d": 1.0, "only here": 1.0}
-    second = {"d": 1.0, "c": 1.0, "b": 1.0, "a": 0.0, "only there": 0.0}
-    found = paired("share", first, second)
+    found = paired("share", first, {"d": 1.0, "c": 1.0, "b": 1.0, "a": 0.0, "only there": 0.0})
     assert (found.difference, found.n) == (0.25, 4) and found.low < 0.25 < found.high
     assert found.p == 1.0, "two rose, one fell: 2 * (1 + 3) / 8"
 

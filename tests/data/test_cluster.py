@@ -70,9 +70,7 @@ def test_four_tasks_write_what_one_run_writes(tmp_path: Path, undisturbed: Path,
         assert len(list((tmp_path / "out.cluster" / "label" / kept).iterdir())) == 4
 
 
-def test_what_is_done_is_not_done_again_and_other_settings_are_refused(
-    tmp_path, undisturbed
-) -> None:
+def test_what_is_done_is_not_repeated_and_other_settings_are_refused(tmp_path, undisturbed) -> None:
     recipe("prepare_data").main(argv(tmp_path, *on_tasks(3)))
     folder = tmp_path / "out.cluster"
     stamps = {path: path.stat().st_mtime_ns for path in (folder / "parts").iterdir()}

@@ -51,9 +51,8 @@ def test_kinds_by_hand() -> None:
     assert rejected("side_to_move", row) == {right.replace(" b ", " w ")}
     assert rejected("flags", row) == {f"{AFTER_E4}+0.001+1+0", f"{AFTER_E4}+0.001+0+1"}
     assert rejected("reward", row) == {f"{AFTER_E4}+{n}+0+0" for n in ("0.5", "1.0", "-1.0")}
-    assert rejected("castling", row) == {
-        right.replace("KQkq", rights) for rights in ("Qkq", "Kkq", "KQq", "KQk")
-    }
+    castling = {right.replace("KQkq", rights) for rights in ("Qkq", "Kkq", "KQq", "KQk")}
+    assert rejected("castling", row) == castling
     assert rejected("stale_state", row) == {f"{START}+0.001+0+0"}
     clocks = {"1 1", "0 0", "0 2", "0 3"}
     assert rejected("clocks", row) == {right.replace("0 1+", f"{two}+") for two in clocks}

@@ -55,9 +55,7 @@ def truth(stockfish: str) -> Truth:
     return found
 
 
-def test_values_depend_neither_on_order_nor_company_nor_processes(
-    truth: Truth, stockfish: str
-) -> None:
+def test_values_depend_on_neither_order_company_nor_processes(truth: Truth, stockfish: str) -> None:
     back, turned = POSITIONS[::-1], POSITIONS[3:] + POSITIONS[:3]
     for workers, order in ((1, back), (2, turned), (3, back)):
         with Labeller(engine_arguments(stockfish, engine_workers=workers)) as labeller:
@@ -88,9 +86,7 @@ def test_the_move_number_plays_no_part_and_the_halfmove_clock_does(stockfish: st
         assert labeller.searched == 2
 
 
-def test_what_has_no_move_to_value_is_refused_before_anything_is_asked(
-    stockfish: str, tmp_path: Path
-) -> None:
+def test_what_has_no_move_is_refused_before_any_search(stockfish: str, tmp_path: Path) -> None:
     taken, mated = "4k3/4R3/8/8/8/8/8/4K3 w - - 0 1", "7k/5KQ1/8/8/8/8/8/8 b - - 0 1"
     path = misbehaving(tmp_path, stockfish, "is silent", when="False")
     with Labeller(engine_arguments(path)) as labeller:
@@ -179,8 +175,7 @@ def test_a_position_that_fails_twice_is_given_up_and_the_others_are_not(
     bad, cache = POSITIONS[2], str(tmp_path / "values.sqlite")
     path = misbehaving(tmp_path, stockfish, deed, when=f"{bad.split()[0]!r} in position")
     with Labeller(engine_arguments(path, engine_cache=cache)) as labeller:
-        values = labeller.values(POSITIONS)
-        assert values == [None if p == bad else truth[p] for p in POSITIONS]
+        assert labeller.values(POSITIONS) == [None if p == bad else truth[p] for p in POSITIONS]
         assert list(labeller.given_up) == [bad]
         assert reason in labeller.given_up[bad]
         asked = searches(tmp_path)
@@ -190,17 +185,13 @@ def test_a_position_that_fails_twice_is_given_up_and_the_others_are_not(
         assert labeller.values([bad]) == [truth[bad]], "it is not kept on disk that it failed"
 
 
-def test_failing_at_five_positions_in_a_row_is_the_engines_fault(
-    stockfish: str, tmp_path: Path
-) -> None:
+def test_five_failures_in_a_row_are_the_engines_fault(stockfish: str, tmp_path: Path) -> None:
     # They differ in the halfmove clock; the only move is h8h7.
     positions = [f"7k/8/5K2/6Q1/8/8/8/8 b - - {clock} 1" for clock in range(12)]
     cache = str(tmp_path / "values.sqlite")
     path = misbehaving(tmp_path, stockfish, "gives no score", when="count > 4")
+    said = rf"{path}.*failed at 5 positions in a row .*no score or no depth.*give another engine"
     with Labeller(engine_arguments(path, engine_cache=cache)) as labeller:
-        said = (
-            rf"{path}.*failed at 5 positions in a row .*no score or no depth.*give another engine"
-        )
         with pytest.raises(EngineError, match=said):
             labeller.values(positions)
         assert list(labeller.given_up) == positions[2:7]
@@ -216,9 +207,7 @@ def test_a_cache_that_fails_leaves_no_engine(stockfish: str, tmp_path: Path) -> 
         Labeller(engine_arguments(stockfish, engine_cache=str(tmp_path)))
 
 
-def test_an_interrupted_call_does_not_go_on_behind_the_back(
-    stockfish: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_call_does_not_go_on_behind_the_back(stockfish: str, tmp_path: Path) -> None:
     # Ctrl-C where the work has been handed over and is not waited for yet.
     path = misbehaving(tmp_path, stockfish, "is deaf", when="count == 3")
     labeller = Labeller(engine_arguments(path, engine_workers=2))
@@ -229,7 +218,7 @@ def test_an_interrupted_call_does_not_go_on_behind_the_back(
         wait_until(lambda: searches(tmp_path) >= 3)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
         with pytest.raises(KeyboardInterrupt):
             labeller.values(POSITIONS)

@@ -72,9 +72,8 @@ def test_rows_without_values_are_counted_and_need_an_engine(tmp_path: Path) -> N
     name = write_jsonl(tmp_path / "rows.jsonl", lines)
     data = loading.load_data(loading.DataArguments(dataset_name=name, heldout_share=0.5))
     assert data.report.unlabelled == 30
-    with pytest.raises(
-        RookWorldError, match=r"30 policy rows.*rookworld prepare.*stored_or_engine"
-    ):
+    said = r"30 policy rows.*rookworld prepare.*stored_or_engine"
+    with pytest.raises(RookWorldError, match=said):
         loading.require_truth(data, ["policy"])
     loading.require_truth(data, ["policy"], labels="stored_or_engine")
 
@@ -129,16 +128,8 @@ for n in itertools.islice(itertools.count(), int(count) or None):
 
 def writer(file: Path, name: str, count: int) -> Any:
     """A process that waits for a line and then writes; it says the number of each row it has put."""
-    command = [
-        sys.executable,
-        "-c",
-        WRITER,
-        str(file),
-        SOURCE.engine,
-        SOURCE.limit,
-        name,
-        str(count),
-    ]
+    argv = (file, SOURCE.engine, SOURCE.limit, name, count)
+    command = [sys.executable, "-c", WRITER, *map(str, argv)]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, **pipes)
 

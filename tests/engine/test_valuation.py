@@ -30,9 +30,7 @@ def test_mate_in_two(deep: Any) -> None:
 @pytest.mark.parametrize(
     "fen", ["kbK5/pp6/RP6/8/8/8/8/8 b - - 0 1", "1r2k3/r7/8/8/8/8/8/7K b - - 0 1"]
 )
-def test_mates_are_those_of_a_search_of_all_moves_at_once(
-    deep: Any, stockfish: str, fen: str
-) -> None:
+def test_mates_are_those_of_one_search_of_all_moves(deep: Any, stockfish: str, fen: str) -> None:
     board = chess.Board(fen)
     with chess.engine.SimpleEngine.popen_uci(stockfish) as engine:
         count = board.legal_moves.count()
@@ -96,8 +94,7 @@ def test_the_best_five_are_searched_on_until_all_of_them_were_searched_to_the_fu
     bad = {*ALPHABET[:4], *ALPHABET[5:7]}
 
     def score(move: str, size: int) -> chess.engine.Cp:
-        demoted = size == 5 and move in bad
-        return chess.engine.Cp(ALPHABET.index(move) + (1_000 if demoted else 0))
+        return chess.engine.Cp(ALPHABET.index(move) + (1_000 if size == 5 and move in bad else 0))
 
     engine = ScriptedEngine(score)
     values = run(engine)

@@ -39,8 +39,7 @@ def test_a_majority_of_analyses_is_one_of_their_moves() -> None:
     texts = [f" M: a2a3 {move} E: 0.1 0.{place} B: {move}" for place, move in enumerate(moves)]
     assert majority(texts, POLICY.vote) == texts[0], "of equals, the first"
     assert majority(texts[1:], POLICY.vote) == texts[1]
-    unreadable = ["d2d4", " B: d2d4"]
-    assert majority([*texts, *unreadable], POLICY.vote) == texts[1], "they count too"
+    assert majority([*texts, "d2d4", " B: d2d4"], POLICY.vote) == texts[1], "unreadable ones count"
     votes = RightCounts(4, [1, 4], [0, 1], [0, 1]).estimates()["majority@4"]
     assert votes.value == 0.5 and votes.interval == proportion(1, 2).interval
 

@@ -113,7 +113,6 @@ def test_the_best_move_or_what_replaces_it() -> None:
 
 
 def test_castling_is_read_in_both_forms_and_written_in_one() -> None:
-    board = chess.Board("4k3/8/8/8/8/8/8/4K2R w K - 0 1")
     for text in ("M: e1h1 E: 0.5 B: e1h1", "M: e1g1 E: 0.5 B: e1h1"):
-        choice = choose(board, reply(text))
+        choice = choose(chess.Board("4k3/8/8/8/8/8/8/4K2R w K - 0 1"), reply(text))
         assert (choice.move.uci(), choice.pawns, choice.fault) == ("e1g1", 0.5, "")

@@ -198,8 +198,7 @@ def test_a_thousand_odd_lines(seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
     draw = random.Random(seed)
 
     def answer(fen: str) -> str | None:
-        legal = [move.uci() for move in chess.Board(fen).legal_moves]
-        best = draw.choice([*legal, "a1a1"])
+        best = draw.choice([*map(chess.Move.uci, chess.Board(fen).legal_moves), "a1a1"])
         return draw.choice([f"M: {best} a1a1 E: 1 B: {best}", "rubbish", "", None])
 
     asked: list[chess.Board] = []

@@ -126,8 +126,7 @@ def test_rows_are_the_same_in_any_company(kind: str) -> None:
         how: Any = {"seeds": seeds[::order], "batch_size": size}
         return decode(model, prompts[::order], rows[::order], options(), **how).ids
 
-    alone = drawn(1, 1)
-    assert alone == drawn(1, 32) == drawn(-1, 7)[::-1]
+    assert drawn(1, 1) == drawn(1, 32) == drawn(-1, 7)[::-1]
 
 
 def test_rows_end_at_their_own_length_or_end_of_text() -> None:

@@ -150,9 +150,8 @@ def test_a_reward_has_its_options_its_tasks_and_a_dashboard_s_name() -> None:
     assert short(prompts=[ENVIRONMENT] * 2, completions=["abc", "abcde"], fen=[1, 2]) == [1.0, 0.0]
     chat = [[{"role": "user", "content": prompt}] for prompt in (ENVIRONMENT, POLICY)]
     assert short(prompts=chat, completions=["abc", "abcde"]) == [1.0, 0.0]
-    found = slow(prompts=[ENVIRONMENT, POLICY], completions=["a", "b"])
     with pytest.raises(StopIteration) as done:
-        found.send(None)
+        slow(prompts=[ENVIRONMENT, POLICY], completions=["a", "b"]).send(None)
     assert done.value.value == [None, 0.5]
 
 
@@ -231,8 +230,7 @@ def test_a_step_with_own_rewards_which_does_not_go_on_with_edited_ones(folder: P
         assert any(line.startswith(start) and rounded in line for line in text.splitlines())
     script("report.py", "--run", "run", cwd=folder)
     assert f"<b>{rounded}</b>" in (folder / "run/report.html").read_text()
-    logs = history(folder / "run")
-    assert sum("rewards/short/mean" in log for log in logs) == 1
+    assert sum("rewards/short/mean" in log for log in history(folder / "run")) == 1
     digest = hashlib.sha256(REWARDS.encode()).hexdigest()
     resolved = (folder / "run" / "resolved_config.yaml").read_text()
     assert f"# sha256 of my_rewards.py: {digest}" in resolved
@@ -311,8 +309,7 @@ def test_a_suite_of_one_s_own_is_run(folder: Path) -> None:
     other = (folder / "my_suite.py").read_text().replace('item, {"readable', 'item, {"readabel')
     (folder / "other.py").write_text(other.replace('"starts"', '"others"'))
     words = "--suites_from other.py:Starts --suites others".split()
-    done = script("evaluate.py", *words, cwd=folder, code=2)
-    assert "did you mean readable?" in done.stderr
+    assert "did you mean readable?" in script("evaluate.py", *words, cwd=folder, code=2).stderr
 
 
 def test_a_reward_that_fails_ends_with_one_message(folder: Path) -> None:

@@ -56,10 +56,8 @@ def test_a_recipe_opens_with_its_launch_command(path: Path) -> None:
     assert command[1] == path.stem.split("_")[0] and command[1] in SCRIPTS
     assert f"--config recipes/{path.name}" in command[2] or path.stem in ("grpo_nano", "sft")
     if command[1] == "grpo":
-        of_124m = keys["model_name_or_path"] == "jrahn/RookWorld-LM-124M"
-        assert keys.get("resume_from_checkpoint") == ("auto" if of_124m else None), (
-            "long ones go on"
-        )
+        goes_on = "auto" if keys["model_name_or_path"] == "jrahn/RookWorld-LM-124M" else None
+        assert keys.get("resume_from_checkpoint") == goes_on, "long ones go on"
 
 
 @pytest.mark.parametrize("path", GRPO, ids=lambda path: path.stem)
@@ -142,8 +140,7 @@ def test_a_dry_run_loads_no_model_and_leaves_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_message_and_exit_code_2(tmp_path: Path, argv: str, reason: str) -> None:
-    done = script("grpo.py", *ONE_STEP, *argv.split(), cwd=tmp_path, code=2)
-    assert reason in done.stderr
+    assert reason in script("grpo.py", *ONE_STEP, *argv.split(), cwd=tmp_path, code=2).stderr
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 
@@ -201,10 +198,8 @@ def test_without_an_engine_one_message_names_it(generated: list[str], tmp_path: 
 @pytest.mark.usefixtures("stockfish")
 def test_the_real_rows_are_ready_to_train(name: str, real_data: Path, tmp_path: Path) -> None:
     policy = (real_data / "rook_val_500.txt").read_text().splitlines()
-    environment = [
-        json.loads(row)["text"] for row in (real_data / "arbiter_rows_2000.jsonl").open()
-    ]
-    rows = mixed_rows(tmp_path / "rows.jsonl", policy, environment)
+    steps = [json.loads(row)["text"] for row in (real_data / "arbiter_rows_2000.jsonl").open()]
+    rows = mixed_rows(tmp_path / "rows.jsonl", policy, steps)
     words = f"--config {RECIPES}/{name}.yaml --dataset_name {rows} --synthetic_rows 0"
     words += " --engine_depth 2 --bf16 false --dry_run"
     printed = run("grpo.py", *words.split(), cwd=tmp_path)

@@ -17,8 +17,7 @@ def test_the_library_reads_the_panels_back(tmp_path: Path, monkeypatch: Any) -> 
     """All have titles and documented keys of their sections."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WANDB_API_KEY", "")
-    words = ("--project", "chess", "--entity", "me")
-    done = script("wandb_workspace.py", *words, cwd=tmp_path)
+    done = script("wandb_workspace.py", "--project", "chess", "--entity", "me", cwd=tmp_path)
     assert "no W&B key; the layout is in runs/workspace.json" in done.stdout
     layout = json.loads((tmp_path / "runs" / "workspace.json").read_text())
     assert (layout["project"], layout["entity"]) == ("chess", "me")

@@ -32,8 +32,7 @@ def test_a_report_leaves_out_pairs_that_are_too_long(packaged: LoadedData, token
     lengths = sorted(max(map(len, tokenizer(both)["input_ids"])) for both in texts)
 
     def report_of(n_positions: int) -> dict[str, Any]:
-        judge = Judge(tiny_judge(tokenizer, n_positions=n_positions), tokenizer)
-        return judge_report(judge, pairs)
+        return judge_report(Judge(tiny_judge(tokenizer, n_positions=n_positions), tokenizer), pairs)
 
     text = report_text(report_of(256))
     assert "| all | 30 |" in text and "Left out" not in text
@@ -69,13 +68,11 @@ def test_a_recipe_trains_a_judge(name: str, tmp_path: Path, monkeypatch: Any, ca
     assert shown == {f"pairs/{kind}": one["accuracy"] for kind, one in pairs["by_kind"].items()}
     (printed,) = printed_by(card, tmp_path)
     assert math.isfinite(float(printed))
-    judge = load_judge(JudgeSpec("judge", model="judge"))
-    (score,) = judge.scores(["A: "], ["text"])
+    (score,) = load_judge(JudgeSpec("judge", model="judge")).scores(["A: "], ["text"])
     assert score is not None and math.isfinite(score)
 
 
 def test_faults_of_the_recipe_are_found_together() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"(?s)'train_pair'.*judge is trained without adapters"
-    ):
+    said = r"(?s)'train_pair'.*judge is trained without adapters"
+    with pytest.raises(ConfigurationError, match=said):
         recipe("train_judge").main("--use_peft true --train_pair 3".split())

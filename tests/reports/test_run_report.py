@@ -103,13 +103,8 @@ def test_answers_are_chosen_by_change_and_by_quality() -> None:
 
 
 def test_errors_are_counted_by_kind() -> None:
-    right: dict[str, object] = {
-        "task": "environment",
-        "prompt": ASKED_E4,
-        "score": {},
-        "values": None,
-    }
-    right["completion"] = RIGHT_E4
+    asked: dict[str, object] = {"task": "environment", "prompt": ASKED_E4, "values": None}
+    right = {**asked, "completion": RIGHT_E4, "score": {}}
     wrong = {**right, "completion": RIGHT_E4.replace(" KQkq - ", " KQk e3 ")}
     unscored = AnswerPair(wrong, {**right, "score": None})
     pairs = [AnswerPair(wrong, right)] * 9 + [AnswerPair(right, wrong), AnswerPair(right, right)]
@@ -230,8 +225,7 @@ def test_what_is_no_run_is_one_message(config: str | None, tmp_path: Path) -> No
     error = script("report.py", "--run", str(tmp_path), cwd=tmp_path, code=2).stderr
     error = " ".join(error.split())
     assert "is not a run of rookworld grpo; give the output_dir" in error
-    is_broken = config in ("", "- a", "a: [\n")
-    assert ("resolved_config.yaml could not be read" in error) is is_broken
+    assert ("resolved_config.yaml could not be read" in error) is (config in ("", "- a", "a: [\n"))
 
 
 @pytest.mark.parametrize(("width", "scheme"), zip(WIDTHS, ("light", "dark", "light"), strict=True))

@@ -105,9 +105,7 @@ def test_a_batch_of_unequal_lengths_scores_as_each_row_alone(
         assert judge.scores(prompts, COMPLETIONS) == pytest.approx(alone, abs=1e-5)
 
 
-def test_the_end_token_moves_nothing_where_it_is_the_padding_and_is_scored_where_it_is_not(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
+def test_the_end_token_moves_nothing_as_padding_and_is_scored_otherwise(tokenizer: Any) -> None:
     ids = tokenizer(PROMPT + RIGHT)["input_ids"]
     ending = [*ids, tokenizer.eos_token_id]
     completions = [RIGHT, RIGHT + "<|endoftext|>", "no"]
@@ -167,8 +165,7 @@ def test_scales_and_a_batch_s_numbers_by_hand() -> None:
     scores = [0.0, 2.0, -800.0, None]
     assert fixed(scores)([PROMPT] * 4, [RIGHT] * 4) == scores
     sigmoid = fixed(scores, [0.0, 4.0], [1.0, 1.0], scale="sigmoid")
-    by_hand = [0.5, pytest.approx(0.880797077978), 0.0, None]
-    assert sigmoid([PROMPT] * 4, [RIGHT] * 4) == by_hand
+    assert sigmoid([PROMPT] * 4, [RIGHT] * 4) == [0.5, pytest.approx(0.880797077978), 0.0, None]
     logged = Means()
     sigmoid([PROMPT] * 2, [RIGHT, "no"], log_metric=logged.log)
     assert logged == {
@@ -260,6 +257,5 @@ def test_with_a_judge_alone_what_can_be_verified_is_measured_still(
     rewards = json.dumps([{"name": "judge", "model": judge}])
     recipe("grpo").main(["--config", str(path), "--rewards", rewards, *words])
     assert re.search(r"fill_in/exact +4 .*%.*%.*[+-]\d+\.\d ", capsys.readouterr().out)
-    logs = history("run")
-    assert any("rewards/judge/mean" in log and "judge/judge/truth" in log for log in logs)
+    assert any("rewards/judge/mean" in log and "judge/judge/truth" in log for log in history("run"))
     assert "fill_in/exact" in json.loads(Path("run/results.json").read_text())["heldout"]

@@ -187,8 +187,7 @@ def test_the_engine_is_asked_once_for_all_policy_rows_of_a_batch() -> None:
 @pytest.mark.parametrize("name", ["policy_best_move", "graduated"])
 def test_a_row_that_the_engine_gave_up_on_has_no_reward_and_is_counted(name: str) -> None:
     logged = Means()
-    truth = PolicyTruth(FakeLabeller(refuse=[POSITIONS[1]]))
-    (reward,) = get_reward_funcs([name], truth)
+    (reward,) = get_reward_funcs([name], PolicyTruth(FakeLabeller(refuse=[POSITIONS[1]])))
     first, second, _ = reward(
         prompts=[f"P: {POSITIONS[0]}", f"P: {POSITIONS[1]}", ASKED_E4],
         completions=["M: e1d1 E: 1.0 B: e1d1", "M: e5d5 E: 1.0 B: e5d5", "e2e4"],
@@ -305,12 +304,10 @@ def test_of_a_chat_the_last_message_is_read() -> None:
     assert environment_exact([ASKED_E4], [chat(RIGHT_E4)]) == [1.0]
 
 
-@pytest.mark.parametrize(
-    "said", [None, [], [5], [{"role": "assistant"}], [{"content": [RIGHT_E4]}]]
-)
-def test_what_is_neither_text_nor_a_chat_is_refused(said: Any) -> None:
+@pytest.mark.parametrize("raw", [None, [], [5], [{"role": "assistant"}], [{"content": [RIGHT_E4]}]])
+def test_what_is_neither_text_nor_a_chat_is_refused(raw: Any) -> None:
     with pytest.raises(RookWorldError, match="as a prompt or completion: give text, or"):
-        environment_exact([ASKED_E4], [said])
+        environment_exact([ASKED_E4], [raw])
 
 
 def test_rewards_and_rows_wait_for_no_trainer() -> None:

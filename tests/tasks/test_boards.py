@@ -84,9 +84,7 @@ def test_an_environment_answer_has_its_wrong_squares_marked() -> None:
 def test_what_cannot_be_read_says_so() -> None:
     for text in ("", "rubbish <&>", "M: B:", f"{START}+1", "\x00\ud800", "9" * 5000):
         policy, environment = policy_board(text, {"e2e4": 30}), environment_boards(text)
-        assert words(policy).startswith("unreadable") and words(environment).startswith(
-            "unreadable"
-        )
+        assert all(words(shown).startswith("unreadable") for shown in (policy, environment))
         assert len(lines(policy, "#1c8f4d")) == 1, "the engine's move stands there all the same"
         assert pieces(environment) == 32, "the true board alone"
 

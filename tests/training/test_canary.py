@@ -64,8 +64,7 @@ def test_nothing_else_is_overridden_or_read() -> None:
     tree = ast.parse(inspect.getsource(module))
     read = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert {name for name in read if name[0] == "_" and name[:2] != "__"} <= known | private
-    elsewhere = {"_metrics", "_generate", "_step"}  # are names of our own, too
-    names = (known | {*SAVING}) - elsewhere
+    names = (known | {*SAVING}) - {"_metrics", "_generate", "_step"}  # are names of our own, too
     for path in Path(module.__file__).parents[1].rglob("*.py"):
         if path not in (Path(module.__file__), Path(checkpoints.__file__)):
             words = {

@@ -107,9 +107,7 @@ def test_why_weights_were_kept(packaged: LoadedData, tmp_path: Path, kept: Any, 
     assert words in written(tmp_path, packaged, "rookworld-nano", "rows.jsonl", kept).text
 
 
-def test_what_is_on_the_hub_is_in_the_header(
-    packaged: LoadedData, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_the_hub_is_in_the_header(packaged: LoadedData, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     card = written(tmp_path / "a", packaged, "bob/large", "bob/rows")
     assert card.data.base_model == "bob/large" and card.data.datasets == ["bob/rows"]

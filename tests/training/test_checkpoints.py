@@ -212,14 +212,12 @@ def test_a_full_disk_leaves_the_last_checkpoint(build: Build, share: float, tmp_
     assert last_whole(run) == run / "checkpoint-1"
 
 
-@pytest.mark.parametrize(
-    ("file", "layout"), [("global_step2", "DeepSpeed"), ("optimizer_0", "FSDP")]
-)
-def test_a_checkpoint_of_another_layout_is_refused(tmp_path: Path, file: str, layout: str) -> None:
+@pytest.mark.parametrize(("file", "kind"), [("global_step2", "DeepSpeed"), ("optimizer_0", "FSDP")])
+def test_a_checkpoint_of_another_layout_is_refused(tmp_path: Path, file: str, kind: str) -> None:
     """The optimiser would begin anew, unsaid."""
     (tmp_path / file).mkdir()
     plain = SimpleNamespace(is_fsdp_enabled=False, is_deepspeed_enabled=False)
-    said = f"written with {layout} and cannot be read plainly"
+    said = f"written with {kind} and cannot be read plainly"
     with pytest.raises(ConfigurationError, match=said):
         check_layout(plain, str(tmp_path))
     (tmp_path / "optimizer.pt").touch()

@@ -82,8 +82,7 @@ def test_a_suite_chooses_the_checkpoint(keeps_best: bool, tokenizer: Any, build:
     assert last["exact"].value == exact[step]
 
     restored = heldout.results, heldout.completions, last
-    again = heldout.run(trainer.eval_dataset, "eval")
-    assert again["eval_overall"] == logs[step]["eval_overall"]
+    assert heldout.run(trainer.eval_dataset, "eval")["eval_overall"] == logs[step]["eval_overall"]
     found = heldout.suite_results["environment"].metrics()
     assert restored == (heldout.results, heldout.completions, found)
     assert len({log["eval_overall"] for log in logs.values()}) > 1
@@ -101,9 +100,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[bool]]:
     return folder, calls
 
 
-def test_a_resumed_run_measures_nothing_again(
-    runs: tuple[Path, list[bool]], tmp_path: Path
-) -> None:
+def test_a_resumed_run_measures_nothing_anew(runs: tuple[Path, list[bool]], tmp_path: Path) -> None:
     folder, calls = runs
     printed, run = (folder / "passes" / "stdout").read_text(), tmp_path / "run"
     assert sum(calls) == 3, "before training, in the middle and at the end"

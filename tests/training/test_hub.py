@@ -37,8 +37,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def test_what_a_run_pushes_after_its_end(hub: Hub, tmp_path: Path) -> None:
-    done = script("grpo.py", *PUSHED, cwd=tmp_path)
-    assert f"pushed to {hub.endpoint}/ann/nano" in done.stdout
+    assert f"pushed to {hub.endpoint}/ann/nano" in script("grpo.py", *PUSHED, cwd=tmp_path).stdout
     files = hub.files["ann/nano"]
     assert set(files) == MODEL | TOKENIZER | RECORDS, "no checkpoint, no optimiser, no log"
     for name, content in files.items():
@@ -67,8 +66,7 @@ def test_adapters_are_pushed_and_a_push_that_fails_is_told(hub: Hub, tmp_path: P
         by_hand = [str(Path(sys.executable).with_name(command)), *words]
         ran(*by_hand, cwd=tmp_path, env={**os.environ, **own})  # HF_TOKEN is set by `hub`
     files = hub.files["ann/nano"]
-    adapters = {"adapter_config.json", "adapter_model.safetensors"}
-    assert set(files) == adapters | TOKENIZER | RECORDS
+    assert set(files) == {"adapter_config.json", "adapter_model.safetensors"} | TOKENIZER | RECORDS
     card: Any = ModelCard(files["README.md"].decode())
     assert card.data.library_name == "peft"
     assert "PeftModel.from_pretrained(base, name)" in card.text

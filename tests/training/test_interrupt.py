@@ -72,15 +72,11 @@ def test_a_signal_during_an_evaluation_saves_its_step(tmp_path: Path, monkeypatc
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(callbacks, "_TOGETHER_S", -1.0)
     signalled(monkeypatch, StopOnInterrupt, "on_step_begin", INT, INT, step=1)
-    done = script(*SMALL, cwd=tmp_path, code=130)
-    assert done.stderr.endswith("rookworld grpo: interrupted\n")
+    assert script(*SMALL, cwd=tmp_path, code=130).stderr.endswith("rookworld grpo: interrupted\n")
     assert not list((tmp_path / "run").glob("checkpoint-*"))
 
 
-def test_before_the_first_step_it_ends_at_once(
-    tmp_path: Path, monkeypatch: Any, capfd: Any
-) -> None:
+def test_before_a_first_step_it_ends_at_once(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
     signalled(monkeypatch, PreflightCallback, "on_train_begin", TERM, step=0)
-    done = script(*SMALL, cwd=tmp_path, code=143)
-    assert "step     1" not in done.stdout
+    assert "step     1" not in script(*SMALL, cwd=tmp_path, code=143).stdout
     assert "before the first step: nothing to save" in capfd.readouterr().err

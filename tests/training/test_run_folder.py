@@ -47,9 +47,8 @@ def test_the_last_checkpoint_a_folder_or_none(checkpoint: Path, tmp_path: Path) 
         with pytest.raises(RookWorldError, match=words):
             run_folder.resume_point(wish, folder, "a: 1")
     assert run_folder.goes_on(run, checkpoint)
-    assert not run_folder.goes_on(other, checkpoint) and not run_folder.goes_on(run, None), (
-        "another run"
-    )
+    assert not run_folder.goes_on(other, checkpoint), "another run"
+    assert not run_folder.goes_on(run, None)
 
 
 def test_auto_knows_a_finished_run(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,14 +88,12 @@ def test_a_folder_that_another_run_writes_to_is_refused(tmp_path: Path) -> None:
     reopen(run, "one")
     code = "import pathlib, rookworld_rlvr.common.terminal as terminal; "
     code += f"terminal.keep_log(pathlib.Path({str(run)!r})); print('ready', flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, text=True
-    ) as other:
-        assert other.stdout is not None and other.stdout.readline() == "ready\n"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, text=True) as one:
+        assert one.stdout is not None and one.stdout.readline() == "ready\n"
         for keep in (False, True):
             with pytest.raises(RookWorldError, match="another run is writing to"):
                 reopen(run, "two", keep)
-        other.kill()
+        one.kill()
     reopen(run, "two")
     assert (tmp_path / "nano.1" / "resolved_config.yaml").read_text() == "one"
 

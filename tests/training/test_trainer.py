@@ -73,12 +73,7 @@ def test_the_real_shape_is_within_tolerance(bf16: bool, tolerance: float, build:
 @pytest.mark.parametrize(
     ("kind", "use_cpu", "low", "high"),
     [
-        (
-            "bf16",
-            True,
-            HALF,
-            0.5,
-        ),  # wrong positions make gaps of more than a nat
+        ("bf16", True, HALF, 0.5),  # wrong positions make gaps of more than a nat
         pytest.param("bf16", False, HALF, 0.5, marks=pytest.mark.gpu),
         pytest.param("tf32", False, FP32, 0.1, marks=pytest.mark.gpu),
     ],
@@ -102,9 +97,8 @@ def test_trls_constructor_and_configuration_will_do(packaged: LoadedData, tmp_pa
     keys |= {"report_to": [], "bf16": False, "use_cpu": True, "save_strategy": "no"}
     args = GRPOConfig(str(tmp_path), **keys, max_steps=1)
     rows = mixed_rows(packaged.train).select_columns(["prompt"]).to_iterable_dataset()
-    trainer = RookWorldGRPOTrainer(
-        "rookworld-nano", ["environment_exact"], args=args, train_dataset=rows
-    )
+    names = ("rookworld-nano", ["environment_exact"])
+    trainer = RookWorldGRPOTrainer(*names, args=args, train_dataset=rows)
     trainer.train()
     assert trainer.state.global_step == 1
     assert trainer.preflight is not None and trainer.preflight.faults(1e-4) == []
@@ -118,9 +112,8 @@ def test_it_stops_a_run_with_wrong_positions(build: Build, monkeypatch: Any) -> 
     # With shared prompts the trainer gives the positions itself.
     trainer = build()
     del trainer.parts["shared_prompts"]
-    with pytest.raises(
-        preflight.PreflightError, match=r"alone_gap = .*over the tolerance of 0\.001"
-    ):
+    said = r"alone_gap = .*over the tolerance of 0\.001"
+    with pytest.raises(preflight.PreflightError, match=said):
         trainer.train()
     assert trainer.state.global_step == 0, "stopped before the first update"
 

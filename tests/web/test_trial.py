@@ -40,12 +40,10 @@ def test_rewards_and_advantages_are_those_of_a_training_step(build, scale: str) 
     for first in range(0, 64, 4):
         prompts, answers, advantages = (column[first : first + 4] for column in log.values())
         values = rows[prompts[0]]["action_values"]
-        found = try_rewards(row_of(prompts[0], values_by_move(values)), answers, SPECS, scale)
+        ours = try_rewards(row_of(prompts[0], values_by_move(values)), answers, SPECS, scale)
         for func in get_reward_funcs(SPECS):
-            assert found.rewards[func.__name__] == func(
-                prompts, answers, action_values=[values] * 4
-            )
-        assert found.advantages == pytest.approx(advantages, abs=1e-5)
+            assert ours.rewards[func.__name__] == func(prompts, answers, action_values=[values] * 4)
+        assert ours.advantages == pytest.approx(advantages, abs=1e-5)
 
 
 @pytest.fixture

@@ -66,9 +66,7 @@ def test_metrics_by_hand(tmp_path: Path) -> None:
         "whole_line/1500_to_1999": (0, 1),  # 0000D, wrong at the second move
     }
     groups = ("below_1000", "1000_to_1499", "1500_to_1999", "2000_on")
-    of_all = {
-        f"{name}/{group}": (1, 1) for name in ("first_move", "whole_line") for group in groups
-    }
+    of_all = {f"{name}/{one}": (1, 1) for name in ("first_move", "whole_line") for one in groups}
     assert found == of_all | expected
     assert [len(call) for call in model.calls] == [6, 2, 1], "one call a move for all that go on"
 

@@ -140,8 +140,7 @@ def test_resampling_fills_the_batch_with_groups_that_carry_signal(
     assert set(logs["rewards"]["only_policy_differs"]) == {0.0, 1.0}
     with torch.no_grad():
         now = trainer.log_probs(trainer.model, *whole(batch)).logps
-    gap = (now - batch["old_per_token_logps"]) * batch["completion_mask"]
-    assert gap.abs().max() < 1e-4
+    assert ((now - batch["old_per_token_logps"]) * batch["completion_mask"]).abs().max() < 1e-4
     # The rewards that are logged are those of the batch's own prompts.
     logged, rewards = trainer._metrics["train"], rounds[0].rewards
     assert logged["zero_variance/trained"] == [0] and logged["zero_variance/sampled"][0] > 0.2
@@ -160,7 +159,7 @@ def test_resampling_fills_the_batch_with_groups_that_carry_signal(
         ("dapo", 0.1),
     ],
 )
-def test_skipped_groups_are_out_of_the_loss(
+def test_skipped_groups_are_not_in_the_loss(
     varied: Any, loss_type: str, entropy_coef: float
 ) -> None:
     """The entropy bonus is a mean over the tokens that are left, so nothing has to make up for it."""
@@ -193,8 +192,7 @@ def test_a_mixture_holds_in_every_batch(varied: Any) -> None:
     assert trainer._metrics["train"]["task/policy"] == [0.75]
     trainer, batch = varied(task_phases=[{"steps": 1, P: 1.0}, {"steps": 1, E: 1.0}])
     loader = iter(trainer.get_train_dataloader())
-    seen = [{row["task"] for row in next(loader)} for _ in range(4)]
-    assert seen == [{P}, {E}, {P}, {E}]
+    assert [{row["task"] for row in next(loader)} for _ in range(4)] == [{P}, {E}, {P}, {E}]
 
 
 @pytest.fixture(scope="module")

@@ -55,9 +55,8 @@ def test_a_run_whose_checkpoints_all_break_the_guard_ends_with_the_start(
     assert trainer.heldout.run_final() == 0
     assert trainer.heldout.results["environment/exact"].value == found[0]
     (line,) = (text for text in capsys.readouterr().out.splitlines() if "guard: " in text)
-    assert line.startswith(
-        f"step     1  warning  guard: environment/exact has fallen from {found[0]:.4g}"
-    )
+    fallen = f"guard: environment/exact has fallen from {found[0]:.4g}"
+    assert line.startswith(f"step     1  warning  {fallen}")
 
 
 def test_a_run_goes_on_exactly_from_the_start_that_was_saved(
@@ -129,7 +128,6 @@ def test_what_is_evaluated_and_kept_lies_between_start_and_trained(
         torch.testing.assert_close(seen[-1][name], wanted)
         assert torch.equal(seen[0][name], start)
     assert any(not torch.equal(trained[name], start) for name, start in seen[0].items())
-    kept = load_file(tmp_path / "run" / "checkpoint-2" / "model.safetensors")
-    assert same(kept, trained)
+    assert same(load_file(tmp_path / "run" / "checkpoint-2" / "model.safetensors"), trained)
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
     assert same(weights(resumed), weights(averaged))

@@ -57,9 +57,8 @@ def test_an_estimators_mean_and_gradients_are_those_of_its_divergence(
     """With importance weights, the gradient is that of the value."""
     logits = POLICY_LOGITS.clone().requires_grad_()
     logps = logits.log_softmax(-1)
-    drawn = (
-        logps.exp().detach()
-    )  # the mean over tokens drawn from the policy; draws have no gradient
+    # The mean over tokens drawn from the policy; draws have no gradient.
+    drawn = logps.exp().detach()
     kl, _ = per_token_kl(logps, REFERENCE, estimator)
     mean = (drawn * kl).sum()
     weighted = (drawn * importance_weighted(kl, logps - logps.detach(), estimator)).sum()
@@ -84,8 +83,7 @@ def test_importance_weights_correct_for_tokens_of_an_older_policy() -> None:
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_log_ratios_out_of_bounds_are_clamped_and_counted(estimator: str) -> None:
     logps = torch.tensor([[-1.0, -900.0, -1.0]], requires_grad=True)
-    reference = torch.tensor([[-1.5, -1.0, -700.0]])
-    kl, clamped = per_token_kl(logps, reference, estimator)
+    kl, clamped = per_token_kl(logps, torch.tensor([[-1.5, -1.0, -700.0]]), estimator)
     assert clamped.tolist() == [[False, True, True]]
     (gradient,) = torch.autograd.grad(kl.sum(), logps)
     assert kl.isfinite().all() and gradient.isfinite().all() and not gradient[0, 1:].any()
@@ -115,9 +113,8 @@ def test_coefficients_by_hand() -> None:
 
 def test_warming_up_rises_from_nought_and_does_not_adapt() -> None:
     controller = adaptive(0.08, 0.1, kl_adaptation="multiplicative", kl_warmup_steps=4)
-    assert [controller.coefficient(step) for step in range(6)] == pytest.approx(
-        [0, 0.02, 0.04, 0.06, 0.08, 0.08]
-    )
+    rising = pytest.approx([0, 0.02, 0.04, 0.06, 0.08, 0.08])
+    assert [controller.coefficient(step) for step in range(6)] == rising
     controller.update(10.0, completions=64, step=3)
     assert controller.beta == 0.08
     for step in (4, 5):

@@ -20,9 +20,8 @@ from ...conftest import ON_CPU
 def rows(environment: int = 30, policy: int = 20) -> Dataset:
     """Environment rows first, then policy rows."""
     tasks = ["environment"] * environment + ["policy"] * policy
-    return Dataset.from_dict(
-        {"task": tasks, "prompt": [f"{task} {index}" for index, task in enumerate(tasks)]}
-    )
+    prompts = [f"{task} {index}" for index, task in enumerate(tasks)]
+    return Dataset.from_dict({"task": tasks, "prompt": prompts})
 
 
 def sampler(data: Dataset | None = None, batch_size: int = 8, **options: Any) -> PromptSampler:
@@ -118,8 +117,7 @@ def test_extra_rows_are_new_and_their_own_function() -> None:
 
 def test_extra_rows_of_all_that_is_left() -> None:
     data = rows()
-    left = sampler(data).extra(50, 1, 0, exclude=data["prompt"][:44])
-    assert sorted(left) == list(range(44, 50))
+    assert sorted(sampler(data).extra(50, 1, 0, data["prompt"][:44])) == list(range(44, 50))
     twice = Dataset.from_dict({"prompt": ["a", "b", "a", "c"]})
     texts = twice["prompt"][sampler(twice, 2).extra(4, 0, 0, exclude=["a"])]
     assert sorted(texts) == ["b", "c"], "nor another row of an excluded prompt"
@@ -144,8 +142,7 @@ def test_transformers_goes_on_with_the_same_rows(tmp_path: Path, step: int) -> N
         sizes = {"per_device_train_batch_size": 8, "max_steps": 20, "save_steps": step}
         args = TrainingArguments(str(tmp_path), **sizes, **ON_CPU)
         prompts = sampler(phases=phases({"policy": 0.4, "environment": 0.6}))
-        indices = Dataset.from_dict({"index": range(50)})
-        trainer = Trainer(_Linear(), args, train_dataset=indices)
+        trainer = Trainer(_Linear(), args, train_dataset=Dataset.from_dict({"index": range(50)}))
         trainer._get_train_sampler = lambda *_, **__: prompts  # type: ignore[assignment]
         trainer.train(resume_from_checkpoint=checkpoint)
         return trainer.model.seen

@@ -31,8 +31,7 @@ def rows_of(prompts: list[int], lengths: list[int], order: list[int] | None = No
     completions = torch.randint(5, 200, (len(order), LENGTH), generator=chance)
     taken = torch.tensor([lengths[row % len(lengths)] for row in range(len(order))])
     before = torch.arange(width) >= width - torch.tensor(prompts).unsqueeze(1)
-    after = torch.arange(LENGTH) < taken.unsqueeze(1)
-    mask = torch.cat([before[order], after], dim=1)
+    mask = torch.cat([before[order], torch.arange(LENGTH) < taken.unsqueeze(1)], dim=1)
     ids = torch.cat([texts[order], completions], dim=1).masked_fill(~mask, 0)
     return ids, mask.long(), LENGTH
 
@@ -168,9 +167,7 @@ def test_as_much_is_learnt(build: Build, random_gpt2: Any, options: dict[str, An
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "beta"), [("ddp", "0"), ("fsdp2", "0"), ("fsdp2", "0.1")])
-def test_two_processes_one_of_which_has_nothing_to_learn(
-    tmp_path: Path, layout: str, beta: str
-) -> None:
+def test_two_processes_of_which_one_learns_nothing(tmp_path: Path, layout: str, beta: str) -> None:
     for result in on_two("training.parts.shared_on_two", tmp_path, layout, beta):
         ours, theirs = result["losses"]
         assert ours == pytest.approx(theirs, abs=1e-5)
@@ -239,8 +236,7 @@ def test_the_loss_is_that_of_the_full_batch(build: Build, loss_type: str, old: b
     ],
 )
 def test_no_row_is_left_out_where_something_else_may_move(build: Build, options: Any) -> None:
-    shared = build(**options).parts["shared_prompts"]
-    assert shared.idle(micro_batch(ROWS["groups"], SOME)) is None
+    assert build(**options).parts["shared_prompts"].idle(micro_batch(ROWS["groups"], SOME)) is None
 
 
 def test_training_gets_whole_groups(build: Build) -> None:

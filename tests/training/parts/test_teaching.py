@@ -72,9 +72,7 @@ def test_values_come_from_where_the_rewards_take_them(packaged: Any, build: Buil
     assert right([bare], [answer]).isnan().all()
 
 
-def test_an_answers_tokens_are_those_that_the_policy_would_write(
-    packaged: Any, tokenizer: Any
-) -> None:
+def test_an_answers_tokens_are_those_the_policy_would_write(packaged: Any, tokenizer: Any) -> None:
     for row in mixed_rows(packaged.train):
         answer = right_answer(row, "0")
         assert answer is not None

@@ -57,9 +57,7 @@ def test_without_a_value_yet_every_token_has_its_completions_reward(valued: Any)
     assert batch["advantages"].shape == mask.shape and not batch["advantages"][~mask].any()
 
 
-def test_advantages_are_whitened_over_all_scored_tokens_and_the_others_move_nothing(
-    valued: Any,
-) -> None:
+def test_advantages_are_whitened_over_scored_tokens_and_others_move_nothing(valued: Any) -> None:
     scores = iter([1.0, None, 0.0, 3.0] * 100)
     _, batch = valued(reward_funcs=[lambda prompts, **_: [next(scores) for _ in prompts]])
     unscored = batch["value_mask"].sum(1) == 0
