@@ -27,15 +27,16 @@ from rookworld_rlvr.tasks.policy import POLICY
 from rookworld_rlvr.tasks.types import values_by_move
 
 POSITIONS, DRAWS, STEPS = 64, 50, 20
+SAMPLED = ("--expected_score_coef", "0", "--soft_moves_coef", "0", "--moves_extra", "0")
 RUNS = {
-    "2 samples a prompt": ("--expected_score_coef", "0", "--soft_moves_coef", "0"),
-    "2 samples, all legal moves": (),
+    "2 samples a prompt": SAMPLED,
+    "2 samples, all legal moves": ("--moves_extra", "0"),
     "16 samples a prompt": (
-        *("--expected_score_coef", "0", "--soft_moves_coef", "0"),
-        *("--num_generations", "16", "--per_device_train_batch_size", "1024"),
+        *SAMPLED,
+        *("--num_generations", "16", "--per_device_train_batch_size", "512"),
     ),
 }
-"""Steps of 64 prompts each; the recipe has both terms."""
+"""Steps of 32 prompts each; the recipe has both terms."""
 
 
 class Moves:

@@ -6,9 +6,9 @@ All methods start from one model and learn from the packaged openings. The steps
 that they take about as long as the recipe does; the table gives the seconds of processor time.
 
 - ``recipe``: `recipes/grpo_policy_nano.yaml`; ``trained``: the same without the start's share;
-  ``forgetful``: without `keep_coef`.
+  ``forgetful``: the recipe of 2026-11-24, with AdamW, without `keep_coef` and `moves_extra`.
 - ``grpo``: samples alone, eight of each prompt, rewarded for the best move, candidates and legality.
-- ``soft``: the recipe's cross-entropy to a softmax of the values alone.
+- ``soft``: that recipe's cross-entropy to a softmax of the values alone.
 - ``sft``: supervised training on the same rows, with the best move as `B`.
 - ``dpo``: TRL's `DPOTrainer` on pairs of the start's own samples, the better one by the stored values.
 - ``control``: supervised training on best moves alone, from the position to the move.
@@ -49,15 +49,21 @@ from rookworld_rlvr.tasks.types import values_by_move
 Row = Mapping[str, Any]
 RECIPE = "grpo_policy_nano"
 PASS_SAMPLES, PASS_ROWS = 16, 400
-FORGETFUL = {"keep_coef": 0.0, "keep_rows": None, "synthetic_rows": 0}
+FORGETFUL = {
+    "keep_coef": 0.0,
+    "keep_rows": None,
+    "synthetic_rows": 0,
+    "muon": False,
+    "moves_extra": 0,
+    "per_device_train_batch_size": 128,
+    "task_shares": {"environment": 0.35, "policy": 0.65},
+    "max_steps": 800,
+}
 SAMPLES = {
     **FORGETFUL,
     "expected_score_coef": 0.0,
     "soft_moves_coef": 0.0,
-    "moves_extra": 0,
-    "muon": False,
     "start_share": 0.0,
-    "per_device_train_batch_size": 128,
     "num_generations": 8,
     "scale_rewards": "group",
     "learning_rate": 1e-4,

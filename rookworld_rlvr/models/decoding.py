@@ -310,7 +310,7 @@ def _decode_batch(
     device, count, longest = network.device, len(prompts), max(lengths)
     steps = _Steps(network, prompts, lengths, options.pad_token_id)
     logits = steps.first
-    ends = torch.tensor(options.eos_token_id, device=device)
+    ends = _ends(options, device)
     bounds = torch.tensor(lengths, device=device)
     tokens = torch.zeros(count, longest, dtype=torch.long, device=device)
     logps = torch.zeros(count, longest, device=device)
@@ -334,6 +334,12 @@ def _decode_batch(
             steps.keep(slots)
         logits = steps(drawn)
     return tokens.tolist(), logps.tolist(), used.tolist()
+
+
+def _ends(options: GenerationConfig, device: Any) -> torch.Tensor:
+    """The tokens that end an answer; there may be none."""
+    ends = options.eos_token_id
+    return torch.tensor([] if ends is None else ends, dtype=torch.long, device=device)
 
 
 def _closed_up(over: torch.Tensor, left: int) -> torch.Tensor:
@@ -665,8 +671,7 @@ def _generate_batch(
         stopping_criteria=StoppingCriteriaList([_RowLength(lengths, width)]),
     )
     completions = output[:, width:]  # (B, C)
-    ends = torch.tensor(options.eos_token_id, device=completions.device)
-    is_end = torch.isin(completions, ends)
+    is_end = torch.isin(completions, _ends(options, completions.device))
     first = torch.where(is_end.any(1), is_end.int().argmax(1) + 1, completions.size(1))
     sizes = [min(size, bound) for size, bound in zip(first.tolist(), lengths, strict=True)]
     logps = processor.logps(completions[:, -1]) if chooser.keep_logps else [[] for _ in sizes]

@@ -92,7 +92,7 @@ class AllMoves(Part):
         trainer = self._trainer
         if not (count := trainer.args.moves_extra * groups):
             return []
-        seed = trainer.args.seed, trainer.state.global_step, trainer.accelerator.process_index
+        seed = trainer.args.seed, trainer._step, trainer.accelerator.process_index
         drawn = random.Random(f"moves {seed}").choices(self._places, k=count)
         rows = [trainer.train_dataset[place] for place in drawn]
         prompts = [row["prompt"] for row in rows]

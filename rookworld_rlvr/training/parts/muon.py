@@ -33,10 +33,15 @@ class MuonPart(Part):
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer)
         network = trainer.networks()[0]
-        if is_sharded(trainer) or hasattr(network, "peft_config"):
+        is_cut = is_sharded(trainer) or trainer.is_deepspeed_enabled
+        if is_cut or hasattr(network, "peft_config"):
             raise RookWorldError(
                 "muon: it needs whole matrices, but the weights are sharded or adapters; leave it out, "
                 "or use DDP without use_peft"
+            )
+        if trainer.optimizer is not None:
+            raise RookWorldError(
+                "muon: it makes the optimiser, but one was given; leave either out"
             )
         kind, options = trainer.get_optimizer_cls_and_kwargs(trainer.args, network)
         if kind is not AdamW:
@@ -85,7 +90,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._adamw.step()
         for matrix in muon["params"]:
             if matrix.grad is not None:
-                momentum = self.state[matrix].setdefault("momentum", torch.zeros_like(matrix))
+                state = self.state[matrix]
+                momentum = state["momentum"] if state else torch.zeros_like(matrix)
+                state["momentum"] = momentum
                 momentum.lerp_(matrix.grad, 1 - MOMENTUM)
                 update = orthogonal(matrix.grad.lerp(momentum, MOMENTUM))
                 matrix.mul_(1 - muon["lr"] * muon["weight_decay"])

@@ -279,6 +279,7 @@ _CLASHES = (
     ("baseline", "it compares sums of rewards", "multi_objective_aggregation"),
     ("zero_variance", "it compares sums of rewards", "multi_objective_aggregation"),
     ("task_sampling", "that samples all alike", "use_transformers_continuous_batching"),
+    ("moves_extra", "its prompts are drawn from all rows, by our own loop", "use_vllm task_phases"),
 )
 """A key, why other values than its default do not go with those of some others, and these."""
 
@@ -311,6 +312,8 @@ def part_faults(args: Any) -> list[str]:
         and not args.sft_coef,
         "moves_extra: it needs expected_score_coef or soft_moves_coef; set either, or leave it "
         "out": args.moves_extra and not (args.expected_score_coef or args.soft_moves_coef),
+        "moves_extra: its prompts do not go with zero_variance: resample, which draws others; leave "
+        "either out": args.moves_extra and args.zero_variance == "resample",
         "keep_coef: it needs keep_rows, {environment: 32}, and keep_rows needs it; give both or "
         "neither": bool(args.keep_coef) != bool(args.keep_rows),
         "keep_coef: it needs the starting model beside the policy; set beta above 0": args.keep_coef
@@ -359,6 +362,7 @@ def settled_part_faults(args: Any, processes: int) -> list[str]:
     whole = {
         "zero_variance": args.zero_variance in ("resample", "teach"),
         "sft_coef": args.sft_coef,
+        "moves_extra": args.moves_extra,
     }
     return [
         f"{key}: {getattr(args, key)} needs whole groups on each process, but {local} completions are "

@@ -15,6 +15,7 @@ from ...conftest import NOT_KEPT
 GAE = {"advantage_estimator": "gae"}
 TORN = {"generation_batch_size": 24, "per_device_train_batch_size": 4, "num_generations": 8}
 GUARD = {"guard": {"overall": 0.1}}
+EXTRA = {"moves_extra": 2, "soft_moves_coef": 1.0}
 BY_REWARD = {"multi_objective_aggregation": "normalize_then_sum"}
 
 
@@ -58,6 +59,8 @@ def faults(**options: Any) -> list[str]:
             "sft_extra: its prompts are not sampled",
         ),
         ({"moves_extra": 2}, "needs expected_score_coef or soft_moves_coef"),
+        ({**EXTRA, "zero_variance": "resample"}, "do not go with zero_variance: resample"),
+        ({**EXTRA, "task_phases": [{"policy": 1}]}, "not go with task_phases"),
         ({"keep_coef": 1.0, "beta": 0.1}, "needs keep_rows"),
         ({"keep_rows": {"policy": 4}}, "give both or neither"),
         ({"keep_coef": 1.0, "keep_rows": {"policy": 4}, "beta": 0}, "set beta above 0"),
@@ -70,7 +73,7 @@ def test_a_fault_names_its_value(options: dict[str, Any], words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "on", [{"zero_variance": "teach"}, {"zero_variance": "resample"}, {"sft_coef": 0.1}]
+    "on", [{"zero_variance": "teach"}, {"zero_variance": "resample"}, {"sft_coef": 0.1}, EXTRA]
 )
 def test_groups_torn_between_processes_are_refused(on: dict[str, Any], monkeypatch: Any) -> None:
     monkeypatch.setattr(RookWorldGRPOConfig, "world_size", 2)

@@ -99,7 +99,7 @@ def test_further_prompts_bring_their_moves_after_one_completion_each(made: Any) 
     rows = trainer.train_dataset.filter(lambda row: row["task"] == "environment")
     with pytest.raises(RookWorldError, match="moves_extra: no training row has moves to choose"):
         made(**MOVES, moves_extra=3, train_dataset=rows)
-    trainer.state.global_step = 1
+    trainer._step = 1
     after = sampled(trainer, list(trainer.train_dataset)[:4])
     assert [decode(found[-1][0]).partition(" M:")[0] for found in after["moves"]] != prompts[0]
 
