@@ -25,7 +25,7 @@ from ...tasks.types import Values
 from .aggregation import on_all, per_item
 from .part import Batch, Call, Part
 from .registry import obstacle
-from .sampling import draw
+from .sampling import rollout
 from .teaching import truth_of
 
 # Of the soft targets, in win probability: a move that keeps so much less than the best has 1 / e of its
@@ -96,10 +96,9 @@ class AllMoves(Part):
         drawn = random.Random(f"moves {seed}").choices(self._places, k=count)
         rows = [trainer.train_dataset[place] for place in drawn]
         prompts = [row["prompt"] for row in rows]
-        ids = trainer.processing_class(prompts)["input_ids"]
         with trainer.phase("sampling"):
-            sampled = draw(trainer, ids, trainer.samplings(prompts), keep_logps=False).ids
-        texts = trainer.processing_class.batch_decode(sampled, skip_special_tokens=True)
+            ids = rollout(prompts, trainer)["completion_ids"]
+        texts = trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
         return [*zip(rows, texts, strict=True)]
 
     def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
