@@ -108,8 +108,9 @@ def asset_path(name: str) -> str:
 
 
 def read_asset(name: str) -> Any:
-    """Read a packaged YAML file."""
-    return yaml.safe_load(Path(asset_path(name)).read_text(encoding="utf-8"))
+    """Read a packaged YAML file, by libyaml where there is one: each command does it as it starts."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load(Path(asset_path(name)).read_text(encoding="utf-8"), loader)
 
 
 @cache
