@@ -199,13 +199,14 @@ def played_on(fen: str, action: str) -> EnvironmentAnswer:
     try:
         move = chess.Move.from_uci(action)
     except ValueError:
-        move = None
-    if move is not None:
-        if not move or board.piece_at(move.from_square) is not None:  # 0000 passes
-            board.push(move)
-            return EnvironmentAnswer(board.fen(), *rules.ending(board), truncated=False)
-        board.push(chess.Move.null())
-        board.turn = not board.turn
+        return EnvironmentAnswer(
+            board.fen(), rules.REWARD_ILLEGAL, terminated=False, truncated=True
+        )
+    if not move or board.piece_at(move.from_square) is not None:  # 0000 passes
+        board.push(move)
+        return EnvironmentAnswer(board.fen(), *rules.ending(board), truncated=False)
+    board.push(chess.Move.null())
+    board.turn = not board.turn
     return EnvironmentAnswer(board.fen(), rules.REWARD_ILLEGAL, terminated=False, truncated=True)
 
 

@@ -193,10 +193,14 @@ def choose(board: chess.Board, reply: Reply[PolicyAnswer]) -> Choice:
     """
     if reply.record is None:
         return no_answer(board, f"the model's answer cannot be read ({reply.fault})")
-    candidates = _candidates(board, reply.record)
     best = rules.legal_move(board, reply.record.best_move)
     if best is not None:
-        return Choice(best, candidates.get(best))
+        for name, pawns in zip(reply.record.moves, reply.record.evaluations, strict=False):
+            # An illegal move takes time to read, and one from another square is another move.
+            if name[:2] == best.uci()[:2] and rules.legal_move(board, name) == best:
+                return Choice(best, pawns)
+        return Choice(best)
+    candidates = _candidates(board, reply.record)
     fault = f"the model's best move {reply.record.best_move} is illegal"
     if not candidates:
         return no_answer(board, f"{fault}, and none of its candidates can be played")

@@ -49,7 +49,10 @@ class FillInTask(Task):
 
     def position(self, prompt: str) -> EnvironmentPrompt:
         """See `Task`; the mask is replaced by an answer that fits."""
-        return self.check(prompt, self.truth(prompt))
+        from . import fill_in_record as record
+
+        asked = record.parse_fill_in_prompt(prompt)
+        return record.filled(asked.columns, record.fitting(asked)[0])[0]
 
     def ask(self, position: EnvironmentPrompt) -> None:
         """See `Task`; always None: `data.synthesis` chooses what to hide."""
@@ -130,8 +133,9 @@ class FillInTask(Task):
 
         asked = record.parse_fill_in_prompt(row["prompt"])
         fits = record.fitting(asked)
+        position, _ = record.filled(asked.columns, fits[0])
         answer = self.answer_or_fault(row["prompt"], completion)
-        return fill_in_board(self.position(row["prompt"]), asked.field, answer, fits)
+        return fill_in_board(position, asked.field, answer, fits)
 
 
 FILL_IN = FillInTask()

@@ -95,8 +95,9 @@ def heldout_values() -> Mapping[str, Values]:
         asked = (raw for raw in raws if task_of(raw.get("text") or raw["prompt"]) == POLICY.name)
         rows: Any = parse_rows(asked)
         for row in rows:
-            by_move = values_by_move(row["action_values"])
-            if by_move and is_held_out(row["fen"], HELDOUT_SHARE):
+            if not is_held_out(row["fen"], HELDOUT_SHARE):
+                continue
+            if by_move := values_by_move(row["action_values"]):
                 values[row["fen"]] = by_move
     return values
 
