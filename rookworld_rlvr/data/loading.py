@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import chess
+import pyarrow as pa
 from datasets import Dataset, DatasetDict, Features, Value
 from datasets.exceptions import DatasetGenerationError
 from datasets.fingerprint import Hasher
@@ -484,7 +485,8 @@ def _repeat(rows: list[Row], part_of: Callable[[Row], T], shares: Mapping[T, flo
 
 
 def _dataset(rows: list[Row]) -> Dataset:
-    return Dataset.from_list(rows, features=sources.FEATURES)
+    # `Dataset.from_list` encodes each value by itself, which takes four times as long.
+    return Dataset(pa.Table.from_pylist(rows, schema=sources.FEATURES.arrow_schema))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -161,6 +161,13 @@ def answer_room(
     Raises:
         RookWorldError: They leave none.
     """
+    # No prompt has more tokens than bytes, and those that a tokenizer adds, a space in front among them:
+    # mostly few enough, and a data set, which takes seconds, need not be tokenised.
+    added = tokenizer.num_special_tokens_to_add() + 1
+    bound = max(len(prompt.encode()) for prompt in prompts) + added
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is None or bound + most <= positions:
+        return most
     return room_after(config, max(map(len, tokenizer(prompts)["input_ids"])), most)
 
 
