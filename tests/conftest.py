@@ -13,6 +13,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from transformers import (
     GPT2Config,
     GPT2ForSequenceClassification,
@@ -38,6 +40,7 @@ from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
 from .browser import Browser
+from .on_two import run as run_on_two
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for what is started from here: bytes depend on it
 machine.SECONDS = 0.01  # for which a script watches the cores as it starts
@@ -151,8 +154,29 @@ def ran(*command: str, code: int | None = 0, **options: Any) -> Done:
 
 
 def on_two(name: str, folder: Path, *words: str, timeout: float = 240) -> list[Any]:
-    """What `main` of a module of tests gives on each of two processes."""
-    launch("--module", "tests.on_two", f"tests.{name}", str(folder), *words, timeout=timeout)
+    """What `main` of a module of tests gives on each of two processes.
+
+    They are forked from the server of `killed`, with what `accelerate launch` would set.
+    """
+    from . import killed  # it needs what this module needs
+
+    store = TCPStore("127.0.0.1", 0, is_master=True)
+    shared = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
+    argv = [f"tests.{name}", str(folder), *words]
+    logs = [folder / f"process{rank}.log" for rank in range(2)]
+    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+    processes = [
+        killed.forked(log, run_on_two, argv, {**shared, **rank, "ACCELERATE_USE_CPU": "true"})
+        for log, rank in zip(logs, ranks, strict=True)
+    ]
+    ends = time.monotonic() + timeout
+    for process in processes:
+        process.join(max(ends - time.monotonic(), 0))
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    assert codes == [0, 0], (codes, [log.read_text()[-3000:] for log in logs])
     return [json.loads((folder / f"process{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -71,19 +71,28 @@ def run(name: str, argv: Sequence[str], cwd: Path, kill: Kill | None = None) -> 
 
 def start(name: str, argv: Sequence[str], cwd: Path, kill: Kill | None = None) -> BaseProcess:
     """A script that runs in a process of its own, and prints into `LOG` in its folder."""
+    return forked(cwd / LOG, _run, name, list(argv), str(cwd), kill)
+
+
+def forked(log: Path, target: Callable[..., None], *args: Any) -> BaseProcess:
+    """A function that runs in a process forked from the server, and prints into a file."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    process = context.Process(target=_run, args=(name, list(argv), str(cwd), kill))
+    context.set_forkserver_preload([__name__])  # one server for all tests
+    process = context.Process(target=_printing, args=(str(log), target, *args))
     process.start()
     return process
+
+
+def _printing(log: str, target: Callable[..., None], *args: Any) -> None:
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(handle, stream)
+    target(*args)
 
 
 def _run(name: str, argv: list[str], cwd: str, kill: Kill | None) -> None:
     os.chdir(cwd)
     os.environ["XDG_CACHE_HOME"] = str(Path(cwd, "cache"))
-    handle = os.open(Path(cwd, LOG), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    for stream in (1, 2):
-        os.dup2(handle, stream)
     if kill is not None:
         _arm(kill)
     sys.argv = [str(RECIPES / name), *argv]

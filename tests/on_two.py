@@ -5,7 +5,9 @@ accelerate launch --cpu --num_processes 2 --module tests.on_two MODULE FOLDER ..
 
 import importlib
 import json
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from accelerate import PartialState
@@ -17,6 +19,13 @@ def main(argv: Sequence[str]) -> None:
     name, folder, *words = argv
     result = importlib.import_module(name).main(Path(folder), *words)
     Path(folder, f"process{PartialState().process_index}.json").write_text(json.dumps(result))
+
+
+def run(argv: Sequence[str], variables: Mapping[str, str]) -> None:
+    """The same in a process that was forked, with the variables of a launcher."""
+    os.environ |= variables
+    sys.argv = [__name__, *argv]
+    run_cli(main)
 
 
 if __name__ == "__main__":

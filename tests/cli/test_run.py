@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import functools
-import multiprocessing
 import os
 import re
 import signal
@@ -26,21 +25,16 @@ from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 
+from ..killed import forked
+
 Main = Callable[[Sequence[str]], None]
 
 
 def start(main: Main, log: Path, **variables: str) -> BaseProcess:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.killed"])  # one server for all tests
-    process = context.Process(target=_run, args=(main, str(log), variables))
-    process.start()
-    return process
+    return forked(log, _run, main, variables)
 
 
-def _run(main: Main, log: str, variables: dict[str, str]) -> None:
-    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    for stream in (1, 2):
-        os.dup2(handle, stream)
+def _run(main: Main, variables: dict[str, str]) -> None:
     os.environ |= variables
     failures._POLL_S, failures._PATIENCE_S = 0.5, 3.0
     try:
