@@ -13,7 +13,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
+from . import killed
 from .browser import Browser
 from .on_two import run as run_on_two
 
@@ -154,25 +154,17 @@ def ran(*command: str, code: int | None = 0, **options: Any) -> Done:
 
 
 def on_two(name: str, folder: Path, *words: str, timeout: float = 240) -> list[Any]:
-    """What `main` of a module of tests gives on each of two processes.
-
-    They are forked from the server of `killed`, with what `accelerate launch` would set.
-    """
-    from . import killed  # it needs what this module needs
-
+    """What `main` of a module of tests gives on each of two processes, forked as if launched."""
     store = TCPStore("127.0.0.1", 0, is_master=True)
     shared = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
-    argv = [f"tests.{name}", str(folder), *words]
-    logs = [folder / f"process{rank}.log" for rank in range(2)]
-    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
-    processes = [
-        killed.forked(log, run_on_two, argv, {**shared, **rank, "ACCELERATE_USE_CPU": "true"})
-        for log, rank in zip(logs, ranks, strict=True)
-    ]
-    ends = time.monotonic() + timeout
+    processes, logs = [], [folder / f"process{rank}.log" for rank in range(2)]
+    for rank, log in enumerate(logs):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "ACCELERATE_USE_CPU": "true"}
+        argv = [f"tests.{name}", str(folder), *words]
+        processes.append(killed.forked(log, run_on_two, argv, {**shared, **own}))
     for process in processes:
-        process.join(max(ends - time.monotonic(), 0))
+        process.join(timeout)
     codes = [process.exitcode for process in processes]
     for process in processes:
         process.kill()

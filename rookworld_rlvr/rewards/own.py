@@ -15,8 +15,8 @@ from ..tasks.registry import TASKS, task_of
 from ..tasks.text import message_text
 from .composites import Options
 
-# What TRL passes.
-_GIVEN = {"prompts", "completions", "completion_ids"}
+# What TRL passes beside the data's columns.
+_GIVEN = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
 _COLUMNS = {"task", "fen", "action", "history", "action_values"}
 _LEFT_OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _OURS = ("name", "weight", "tasks")  # keys of a specification that are not options of the function

@@ -184,6 +184,7 @@ def test_an_exception_is_placed_in_the_user_s_file() -> None:
         ({"name": "my_rewards.py:fussy"}, "my_rewards.py:fussy takes (text); TRL passes all"),
         ({"name": "my_rewards.py:short", "lenght": 3}, "no option 'lenght'; did you mean length"),
         ({"name": "my_rewards.py:short", "tasks": ["polic"]}, "task; did you mean policy"),
+        ({"name": "my_rewards.py:logging", "log_metric": 1}, "no option 'log_metric'"),
     ],
 )
 def test_what_is_wrong_with_a_reward_is_one_sentence(spec: dict[str, str], said: str) -> None:

@@ -128,8 +128,8 @@ class KLController:
     A policy moves a little with every step, so its KL reacts to the coefficient only tens of steps
     later. Both forms overshoot for that reason: while a new policy is still on its way to the target,
     they lower the coefficient to almost 0, and then take as long to raise it again. So here two steps
-    are judged together, and the coefficient is left alone if the KL is nearer to the target than in the
-    two before.
+    are judged together, and the coefficient is left alone while the KL, on one side of the target, moves
+    towards it by over 5% from judgement to judgement.
 
     Args:
         beta: The first coefficient.
