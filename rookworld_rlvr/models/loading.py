@@ -161,9 +161,9 @@ def answer_room(
     Raises:
         RookWorldError: They leave none.
     """
-    # No prompt has more tokens than bytes, and those that a tokenizer adds, a space in front among them:
-    # mostly few enough, and a data set, which takes seconds, need not be tokenised.
-    added = tokenizer.num_special_tokens_to_add() + 1
+    # A prompt has at most as many tokens as bytes, and those that the tokenizer adds. That is mostly few
+    # enough, so that a whole data set need not be tokenised, which takes seconds.
+    added = tokenizer.num_special_tokens_to_add() + 1  # a space in front
     bound = max(len(prompt.encode()) for prompt in prompts) + added
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None or bound + most <= positions:
