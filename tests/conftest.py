@@ -156,13 +156,12 @@ def ran(*command: str, code: int | None = 0, **options: Any) -> Done:
 def on_two(name: str, folder: Path, *words: str, timeout: float = 240) -> list[Any]:
     """What `main` of a module of tests gives on each of two processes, forked as if launched."""
     store = TCPStore("127.0.0.1", 0, is_master=True)
-    shared = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
-    processes, logs = [], [folder / f"process{rank}.log" for rank in range(2)]
-    for rank, log in enumerate(logs):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "ACCELERATE_USE_CPU": "true"}
-        argv = [f"tests.{name}", str(folder), *words]
-        processes.append(killed.forked(log, run_on_two, argv, {**shared, **own}))
+    argv = [f"tests.{name}", str(folder), *words]
+    logs = [folder / f"process{rank}.log" for rank in range(2)]
+    processes = [
+        killed.forked(log, run_on_two, argv, killed.launched(store.port, rank))
+        for rank, log in enumerate(logs)
+    ]
     for process in processes:
         process.join(timeout)
     codes = [process.exitcode for process in processes]

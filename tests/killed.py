@@ -83,6 +83,13 @@ def forked(log: Path, target: Callable[..., None], *args: Any) -> BaseProcess:
     return process
 
 
+def launched(port: int, rank: int) -> dict[str, str]:
+    """The variables that a launcher, whose store is at a port, sets for one of two processes."""
+    store = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    store |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    return store | {"RANK": str(rank), "LOCAL_RANK": str(rank), "ACCELERATE_USE_CPU": "true"}
+
+
 def _printing(log: str, target: Callable[..., None], *args: Any) -> None:
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):

@@ -25,13 +25,9 @@ from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 
-from ..killed import forked
+from ..killed import forked, launched
 
 Main = Callable[[Sequence[str]], None]
-
-
-def start(main: Main, log: Path, **variables: str) -> BaseProcess:
-    return forked(log, _run, main, variables)
 
 
 def _run(main: Main, variables: dict[str, str]) -> None:
@@ -66,12 +62,10 @@ def fail(folder: Path, errors: Any, delay: float = 1.0, in_turn: bool = False) -
     `in_turn` it starts when the first has ended.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=30))
-    launcher = {"TORCHELASTIC_USE_AGENT_STORE": "True", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
-    launcher |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     processes: list[BaseProcess] = []
     for rank, error in enumerate(errors):
         main = functools.partial(fails, error=error, delay=rank * delay)
-        processes.append(start(main, folder / f"{rank}.log", RANK=str(rank), **launcher))
+        processes.append(forked(folder / f"{rank}.log", _run, main, launched(store.port, rank)))
         if in_turn:
             processes[-1].join(200)
     for process in processes:
@@ -117,7 +111,7 @@ def reduces(argv: Sequence[str], error: Exception | None) -> None:
 @pytest.mark.parametrize(("error", "code"), [(None, 0), (RookWorldError("planted"), 2)])
 def test_no_thread_of_the_group_stays_behind(error: Any, code: int, tmp_path: Path) -> None:
     """One that outlives the interpreter aborts it (PyTorch issue 190489)."""
-    process = start(functools.partial(reduces, error=error), tmp_path / "log")
+    process = forked(tmp_path / "log", _run, functools.partial(reduces, error=error), {})
     process.join(200)
     said = (tmp_path / "log").read_text()
     assert process.exitcode == code and said.endswith("group: False threads: []\n"), said
