@@ -1,7 +1,7 @@
 """Runs a recipe's script in forked processes that are killed with SIGKILL at chosen moments.
 
-A server process imports everything once, and each run is forked from it, so that a start takes no
-imports. Only the files carry over from one run to the next.
+A server process is forked from the tests' own when everything is imported, and each run from it, so
+that a start takes no imports. Only the files carry over from one run to the next.
 """
 
 import functools
@@ -11,16 +11,19 @@ import os
 import random
 import runpy
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
 from rookworld_rlvr.training import checkpoints
 from rookworld_rlvr.training.checkpoints import WholeCheckpoints
@@ -50,13 +53,14 @@ class Kill:
     share: float
 
 
-def kills(seed: int) -> list[Kill]:
-    """Twenty kills in random order: eight while saving, and three in each other phase."""
+def kills(seed: int, each: int) -> list[Kill]:
+    """Kills in random order: so many in each phase, among them two more while saving."""
     rng = random.Random(seed)
-    found = [Kill(rng.choice(("saving", "saving", "renaming")), 1, rng.random()) for _ in range(5)]
-    found += [Kill("sealing", rng.randint(1, 12), 0.0) for _ in range(3)]
+    places = ("saving", "saving", "renaming")
+    found = [Kill(rng.choice(places), 1, rng.random()) for _ in range(each + 2)]
+    found += [Kill("sealing", rng.randint(1, 12), 0.0) for _ in range(each)]
     for phase in ("sampling", "rewards", "update", "evaluation"):
-        found += [Kill(phase, rng.choice((1, 2)), rng.random()) for _ in range(3)]
+        found += [Kill(phase, rng.choice((1, 2)), rng.random()) for _ in range(each)]
     rng.shuffle(found)
     return found
 
@@ -77,10 +81,32 @@ def start(name: str, argv: Sequence[str], cwd: Path, kill: Kill | None = None) -
 def forked(log: Path, target: Callable[..., None], *args: Any) -> BaseProcess:
     """A function that runs in a process forked from the server, and prints into a file."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])  # one server for all tests
     process = context.Process(target=_printing, args=(str(log), target, *args))
     process.start()
     return process
+
+
+def serve() -> None:
+    """Fork the server of `forked`; multiprocessing would start one that imports everything again."""
+    resource_tracker.ensure_running()
+    server: Any = forkserver._forkserver
+    address = connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]
+    alive, kept = os.pipe()  # the server ends when nobody has the second one any more
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        pid = os.fork()
+        if not pid:
+            os.close(kept)
+            sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # pytest has its own
+            torch.set_num_threads(1)  # bytes depend on it
+            try:
+                forkserver.main(listener.detach(), alive, [])
+            finally:
+                os._exit(0)
+    os.close(alive)
+    server._forkserver_address, server._forkserver_alive_fd = address, kept
+    server._forkserver_pid = pid
 
 
 def launched(port: int, rank: int) -> dict[str, str]:

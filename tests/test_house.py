@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from .conftest import REPOSITORY
+from .support import REPOSITORY
 
 LEVELS = """common | tasks | engine models | data rewards inference | evaluation | training |
 diagnosis reports cli lm_eval | evolution web"""

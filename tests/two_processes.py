@@ -13,8 +13,8 @@ from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.parts.sampling import rollout
 
-from .conftest import NOT_KEPT, mixed_rows, packaged_trainer, tiny_judge
 from .killed import untimed
+from .support import NOT_KEPT, mixed_rows, packaged_trainer, tiny_judge
 
 TEMPERATURES = {"environment": 0.7, "policy": 1.0, "fill_in": 1.3}
 SIZES = {"per_device_train_batch_size": 8, "num_generations": 4}
@@ -38,7 +38,8 @@ def main(folder: Path, *words: str) -> dict[str, Any]:
             raise KeyError("planted")
         return [float(i % 2) if rank == 0 else 0.5 for i, _ in enumerate(completions)]
 
-    few = {"heldout_rows": 8, "synthetic_fill_in_rows": 60}
+    few: dict[str, Any] = {"max_rows": 400, "synthetic_fill_in_rows": 60, "heldout_rows": 8}
+    few |= {"synthetic_rows": 60, "synthetic_shares": {"openings": 1.0}}
     data = load_data(DataArguments(tasks=[*TEMPERATURES], **few))
     tokenizer = loading.load_tokenizer(loading.PACKAGED_MODEL)
     judge = JudgeReward(JudgeSpec(**JUDGE), Judge(tiny_judge(tokenizer), tokenizer))

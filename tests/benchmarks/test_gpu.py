@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ..conftest import REPOSITORY
+from ..support import REPOSITORY
 
 
 def benchmark(name: str) -> Any:

@@ -17,8 +17,8 @@ from rookworld_rlvr.tasks.text import END_OF_TEXT
 from rookworld_rlvr.tasks.types import EnvironmentPrompt
 from rookworld_rlvr.training.config import check_recipe, check_sft_recipe
 
-from ..conftest import RECIPES, recipe, script
 from ..rows import START
+from ..support import RECIPES, recipe, script
 from .test_gpu import benchmark
 
 learning = benchmark("learning")

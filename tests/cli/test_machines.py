@@ -16,7 +16,7 @@ from accelerate.utils.other import get_free_port
 from rookworld_rlvr.cli.main import command_line
 from rookworld_rlvr.common.errors import ConfigurationError
 
-from ..conftest import REPOSITORY
+from ..support import REPOSITORY
 
 ADDRESS = "--main_process_ip 127.0.0.2 --main_process_port 29500"
 SMALL = "--per_device_train_batch_size 8 --heldout_rows 6 --synthetic_rows 100 --report_to none"

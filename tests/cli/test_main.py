@@ -17,7 +17,7 @@ from rookworld_rlvr.cli.main import command_line, main, recipes, usage
 from rookworld_rlvr.cli.run import MODULES, SCRIPTS
 from rookworld_rlvr.common.errors import ConfigurationError
 
-from ..conftest import RECIPES, REPOSITORY, ran
+from ..support import RECIPES, REPOSITORY, ran
 
 MAIN = "from rookworld_rlvr.cli.main import main; main()"
 

@@ -14,7 +14,7 @@ from rookworld_rlvr.cli import parser
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.training import config
 
-from ..conftest import RECIPES, recipe, script
+from ..support import RECIPES, recipe, script
 
 
 def grpo() -> parser.StrictParser:

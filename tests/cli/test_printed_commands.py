@@ -11,9 +11,9 @@ import pytest
 
 from rookworld_rlvr.cli.run import MODULES, SCRIPTS, next_commands
 
-from ..conftest import REPOSITORY, recipe
 from ..docs.pages import commands, run
 from ..killed import run as run_apart
+from ..support import REPOSITORY, recipe
 
 NOT_RUN = {
     "rookworld prepare --config prepare_policy": "reads seven million rows from the Hub",

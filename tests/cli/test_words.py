@@ -13,7 +13,7 @@ from rookworld_rlvr.cli.words import words
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.common.files import find_recipe
 
-from ..conftest import RECIPES, ran, recipe
+from ..support import RECIPES, ran, recipe
 
 
 def faults(command: str, *line: str) -> list[str]:

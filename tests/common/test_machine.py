@@ -11,7 +11,7 @@ import torch
 
 from rookworld_rlvr.common.machine import SPINS, use_idle_cores
 
-from ..conftest import RECIPES, ran
+from ..support import RECIPES, ran
 
 TRAINS = ("grpo", "sft", "train_judge", "diagnose", "evaluate")
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")

@@ -13,8 +13,8 @@ from rookworld_rlvr.common.files import read_asset
 from rookworld_rlvr.data.audit import AuditArguments, advice, audit, table
 from rookworld_rlvr.data.prepare import REPAIRS
 
-from ..conftest import recipe
 from ..rows import AFTER_E4, RIGHT_E4, START, column, write_jsonl
+from ..support import recipe
 
 Row = dict[str, Any]
 E4 = f"{START}+e2e4+e2e4+{RIGHT_E4}"

@@ -18,8 +18,8 @@ from rookworld_rlvr.data import prepare
 from rookworld_rlvr.data.prepare import write_parquet
 from rookworld_rlvr.data.sources import read_provenance
 
-from ..conftest import recipe
 from ..engines import valued, wait_until_valued
+from ..support import recipe
 from .test_prepare import ENVIRONMENT, MATE, SCRIPT, policy_lines
 
 pytestmark = [

@@ -24,9 +24,9 @@ from rookworld_rlvr.tasks.policy import parse_policy_answer
 from rookworld_rlvr.tasks.registry import split_row
 from rookworld_rlvr.tasks.types import values_by_move
 
-from ..conftest import REPOSITORY, recipe, script
 from ..engines import valued, wait_until, wait_until_valued
 from ..rows import write_jsonl
+from ..support import REPOSITORY, recipe, script
 
 SCRIPT = REPOSITORY / "recipes" / "prepare_data.py"
 ASKED = "A: 6k1/5ppp/8/8/8/8/7P/R6K w - - 0 1+h2h4+h2h4+"

@@ -19,7 +19,7 @@ from rookworld_rlvr.diagnosis.trainer import DiagnosedTrainer
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.training.parts.sampling import rollout
 
-from ..conftest import NOT_KEPT
+from ..support import NOT_KEPT
 
 Made = Callable[..., Any]
 STEP: dict[str, Any] = {

@@ -22,7 +22,7 @@ from rookworld_rlvr.cli import main
 from rookworld_rlvr.cli.run import MODULES, SCRIPTS
 from rookworld_rlvr.common.files import find_recipe
 
-from ..conftest import REPOSITORY, ran, script
+from ..support import REPOSITORY, ran, script
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 
@@ -30,7 +30,7 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 NOT_RUN = "accelerate apt-get brew cd git hf make pip python source trackio uv wandb".split()
 
 TRAINING = """
-    --max_rows 400 --synthetic_rows 40 --heldout_rows 4 --max_steps 1 --eval_steps 1 --save_steps 1
+    --max_rows 400 --synthetic_rows 24 --heldout_rows 3 --max_steps 1 --eval_steps 1 --save_steps 1
     --per_device_train_batch_size 8 --per_device_eval_batch_size 8 --gradient_accumulation_steps 1
     --dtype float32 --bf16 false --use_cpu --report_to none --dataloader_pin_memory false
 """.split()

@@ -15,7 +15,7 @@ from rookworld_rlvr import __version__
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.tasks.registry import join_row
 
-from ..conftest import REPOSITORY, mixed_rows, script
+from ..support import REPOSITORY, mixed_rows, script
 from .pages import GROUPS, TRAINING, follow
 
 README = REPOSITORY / "README.md"

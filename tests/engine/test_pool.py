@@ -20,7 +20,6 @@ from rookworld_rlvr.engine.labeller import Labeller, position_asked
 from rookworld_rlvr.engine.pool import find_engine
 from rookworld_rlvr.tasks.types import Values
 
-from ..conftest import ran
 from ..engines import (
     DEEDS,
     POSITIONS,
@@ -32,6 +31,7 @@ from ..engines import (
     wait_until,
 )
 from ..rows import START
+from ..support import ran
 
 Truth = dict[str, Values]
 

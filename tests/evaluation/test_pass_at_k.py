@@ -13,7 +13,7 @@ from rookworld_rlvr.evaluation.pass_at_k import RightCounts, majority, pass_at_k
 from rookworld_rlvr.evaluation.suites.environment import FillInSuite
 from rookworld_rlvr.tasks.policy import POLICY
 
-from ..conftest import recipe
+from ..support import recipe
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample() -> None:

@@ -32,9 +32,9 @@ from rookworld_rlvr.tasks.registry import join_row
 from rookworld_rlvr.tasks.types import FILL_IN_FIELDS, EnvironmentPrompt
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, check_recipe
 
-from ..conftest import recipe
 from ..rows import AFTER_E4, RIGHT_E4, START, write_jsonl
 from ..scripted import Oracle
+from ..support import recipe
 
 E4 = EnvironmentPrompt(START, "e2e4", ("e2e4",))
 NO_ENGINE = EngineArguments(engine_path="/no/engine")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ..conftest import REPOSITORY
+from ..support import REPOSITORY
 
 NOTEBOOK = REPOSITORY / "notebooks" / "quickstart.ipynb"
 

@@ -13,7 +13,7 @@ import pytest
 from rookworld_rlvr.inference import play
 from rookworld_rlvr.inference.play import TerminalGame
 
-from ..conftest import ran
+from ..support import ran
 from .answers import reply
 
 

@@ -14,7 +14,7 @@ from accelerate.utils import DistributedType
 
 from rookworld_rlvr.cli.main import command_line
 
-from ..conftest import REPOSITORY, ran
+from ..support import REPOSITORY, ran
 
 CONFIGS = REPOSITORY / "accelerate_configs"
 ALL = sorted(CONFIGS.rglob("*.yaml"))

@@ -20,11 +20,11 @@ from rookworld_rlvr.diagnosis.report import page
 from rookworld_rlvr.models import gpt2, loading
 from rookworld_rlvr.training.parts import registry
 
-from .. import conftest
+from .. import support
 from ..browser import HEIGHT, WIDTHS, Browser
-from ..conftest import RECIPES, launch
+from ..support import RECIPES, launch
 
-SMALL = "--use_cpu --heldout_rows 30 --per_device_train_batch_size 32".split()
+SMALL = "--use_cpu --heldout_rows 10 --per_device_train_batch_size 16".split()
 Diagnose = Callable[..., tuple[int, dict[str, Any]]]
 
 
@@ -42,7 +42,7 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.fixture(scope="module")
 def recipe() -> Iterator[ModuleType]:
     """The script as a module whose data are read, and whose prompts are measured, once."""
-    module = conftest.recipe("diagnose")
+    module = support.recipe("diagnose")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "load_data", once(module.load_data))
         patch.setattr(loading, "check_lengths", once(loading.check_lengths))
@@ -73,7 +73,7 @@ def rows_of(content: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def healthy(recipe: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("healthy")
-    options = "--gradient_accumulation_steps 2 --per_device_train_batch_size 16 --beta 0.05"
+    options = "--gradient_accumulation_steps 2 --heldout_rows 30 --beta 0.05"
     guard = ("--guard", '{"environment/exact": 0.01}')  # some packaged recipes have one
     assert run(recipe, folder, *options.split(), *guard)[0] == 0
     return folder
@@ -227,7 +227,7 @@ def test_a_correction_that_is_not_made(
     [
         ("--beta 100", "kl_dominates", "beta", 0),
         ("--temperature 0.002", "identical_completions", "temperature", 0),
-        ("--learning_rate 3e-2", "update_too_large", "learning_rate", 1),
+        ("--learning_rate 3e-2 --heldout_rows 30", "update_too_large", "learning_rate", 1),
         ("--rewards half.py:half", "reward_constant", "rewards", 0),
     ],
 )
@@ -256,7 +256,7 @@ def test_a_reward_that_raises(diagnose: Diagnose, recipe: ModuleType, monkeypatc
 
     def change(funcs: list[Any]) -> list[Any]:
         def environment_exact(prompts: Any, completions: Any, **columns: Any) -> Any:
-            if len(completions) == 32:  # those that are trained on
+            if len(completions) == 16:  # those that are trained on
                 seen.extend(completions[:6])
             if seen and seen[5] in completions:
                 raise ZeroDivisionError("division by zero")
@@ -306,7 +306,7 @@ def test_frozen_weights(diagnose: Diagnose, monkeypatch: pytest.MonkeyPatch, onl
 
 
 def test_one_batch_over_and_over(diagnose: Diagnose, healthy: Path, tmp_path: Path) -> None:
-    argv = "--overfit_single_batch 3 --per_device_train_batch_size 16 --beta 0.1 --compare"
+    argv = "--overfit_single_batch 3 --beta 0.1 --compare"
     _, content = diagnose(*argv.split(), str(healthy))
     assert [row["step"] for row in content["log_history"]] == [1, 2, 3]
     assert all(row["grad_norm"] is not None for row in content["log_history"])
@@ -330,7 +330,7 @@ def test_bad_input_is_refused_before_anything_is_loaded(recipe: ModuleType) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("options", ["", "--zero_variance teach --sft_coef 0.1"])
 def test_two_processes_report_once(tmp_path: Path, options: str) -> None:
-    argv = f"--per_device_train_batch_size 16 --beta 0.1 --output_dir out {options}".split()
+    argv = f"--heldout_rows 30 --beta 0.1 --output_dir out {options}".split()
     done = launch(str(RECIPES / "diagnose.py"), *SMALL, *argv, cwd=tmp_path)
     assert done.stdout.count("10. Analysis") == 1
     content = json.loads((tmp_path / "out" / "diagnosis.json").read_text())

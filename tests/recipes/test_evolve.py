@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from .. import killed
-from ..conftest import script
 from ..engines import wait_until
+from ..support import script
 
 SMALL = """
 model_name_or_path: rookworld-nano

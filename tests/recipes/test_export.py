@@ -18,8 +18,8 @@ from rookworld_rlvr.models.decoding import complete_ids, pad_rows
 from rookworld_rlvr.models.gpt2 import position_ids_from_mask
 from rookworld_rlvr.models.loading import PACKAGED_MODEL, load_model, load_tokenizer
 
-from ..conftest import recipe
 from ..engines import script as stand_in
+from ..support import recipe
 
 TOKENS = 160
 

@@ -18,8 +18,8 @@ from rookworld_rlvr.rewards.guard import checked, placed_errors
 from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs
 from rookworld_rlvr.tasks.registry import TASKS
 
-from ..conftest import NOT_KEPT, history, script
 from ..rows import column
+from ..support import NOT_KEPT, history, script
 
 SMALL = """
     --max_steps 1 --per_device_train_batch_size 16 --heldout_rows 8 --max_completion_length 16
@@ -206,7 +206,7 @@ def test_arrays_are_taken_and_infinity_is_not() -> None:
 
 
 def test_a_dry_run_calls_rewards_as_training_does() -> None:
-    data = load_data(DataArguments(dataset_name="", synthetic_rows=60, tasks=["environment"]))
+    data = load_data(DataArguments(dataset_name="", synthetic_rows=30, tasks=["environment"]))
     text = dry_run_text(data, [{"name": "my_rewards.py:slow"}, {"name": "my_rewards.py:logging"}])
     assert "slow 0.500  logging 0.250" in text and "the reward slow is 0.500 for all" in text
     text = dry_run_text(data, [{"name": "my_rewards.py:short", "length": 40}])

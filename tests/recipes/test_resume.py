@@ -13,8 +13,8 @@ from rookworld_rlvr.reports.page import page
 from rookworld_rlvr.reports.record import read_runs
 
 from .. import killed
-from ..conftest import RECIPES, history, launch, script
 from ..killed import differences, outcome
+from ..support import RECIPES, history, launch, script
 
 SMALL = """
     --dataset_name rows.parquet --heldout_rows 6 --max_steps 4 --per_device_train_batch_size 8

@@ -32,13 +32,13 @@ from rookworld_rlvr.training.results import RESOLVED_CONFIG
 from rookworld_rlvr.training.run_folder import open_weights, resume_point
 
 from ..browser import Browser
-from ..conftest import NOT_KEPT, RECIPES, REWARDS, mixed_rows, script
 from ..rows import write_jsonl
+from ..support import NOT_KEPT, RECIPES, REWARDS, mixed_rows, script
 from .test_recipes import run_apart
 
 TOKENS = {"HF_TOKEN": "hf_" + "p1anted" * 5, "WANDB_API_KEY": "p1anted0" * 5}
 SMALL = """
-    --max_rows 300 --synthetic_rows 100 --heldout_rows 4 --max_steps 1
+    --max_rows 300 --synthetic_rows 30 --heldout_rows 3 --max_steps 1
     --per_device_train_batch_size 8 --use_cpu --save_steps 1 --output_dir run
 """.split()
 GRPO = """

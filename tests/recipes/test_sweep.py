@@ -20,9 +20,9 @@ from rookworld_rlvr.cli.sweep import SweepArguments, ranking, read_score, run_tr
 from rookworld_rlvr.common.errors import ConfigurationError
 
 from .. import killed
-from ..conftest import RECIPES, REPOSITORY, recipe, script
 from ..engines import wait_until
 from ..recipes.test_recipes import SMALL
+from ..support import RECIPES, REPOSITORY, recipe, script
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="others let a trial outlive its agent")
 METRIC = {"name": "eval/overall", "goal": "maximize"}

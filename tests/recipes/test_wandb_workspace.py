@@ -10,7 +10,7 @@ from wandb_workspaces.workspaces.internal import View, WorkspaceViewspec
 
 from rookworld_rlvr.training.glossary import GLOSSARY, SECTIONS
 
-from ..conftest import script
+from ..support import script
 
 
 def test_the_library_reads_the_panels_back(tmp_path: Path, monkeypatch: Any) -> None:

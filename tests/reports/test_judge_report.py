@@ -14,7 +14,7 @@ from rookworld_rlvr.data.sources import PAIR_SHARES
 from rookworld_rlvr.reports.judge import judge_report, pair_accuracy, report_text
 from rookworld_rlvr.rewards.judge import Judge, JudgeSpec, load_judge
 
-from ..conftest import RECIPES, recipe, tiny_judge
+from ..support import RECIPES, recipe, tiny_judge
 from ..training.test_cards import card_of, printed_by
 
 

@@ -17,8 +17,8 @@ from rookworld_rlvr.reports.plots import Series, plot
 from rookworld_rlvr.reports.record import AnswerPair, change, choose, errors, read_runs
 
 from ..browser import HEIGHT, WIDTHS, Browser, colour, painted
-from ..conftest import script
 from ..rows import ASKED_E4, RIGHT_E4
+from ..support import script
 
 SMALL = """
     --max_rows 400 --synthetic_rows 20 --heldout_rows 12 --max_completion_length 48

@@ -13,10 +13,10 @@ from rookworld_rlvr.engine.truth import PolicyTruth
 from rookworld_rlvr.rewards import environment_exact, get_reward_funcs
 from rookworld_rlvr.rewards.registry import check_reward_specs, known_rewards, tasks_of
 
-from ..conftest import REPOSITORY, Means, history, ran
 from ..docs.pages import fences
 from ..engines import POSITIONS, FakeLabeller, fake_values
 from ..rows import AFTER_E4, ASKED_E4, PAWN_VALUES, PAWNS, RIGHT_E4, START, column
+from ..support import REPOSITORY, Means, history, ran
 
 NAMED = AFTER_E4.replace(" - ", " e3 ")  # the public data's fault
 POLICY_PROMPT = f"P: {PAWNS}"
@@ -321,7 +321,7 @@ def test_the_script_of_the_page_trains_with_trl_alone(tmp_path: Path, monkeypatc
     page = REPOSITORY / "docs" / "plain_trl.md"
     text = next(text for language, text in fences(page) if language == "python")
     assert len([line for line in text.splitlines() if line]) <= 18
-    few = functools.partial(data.load_rows, max_rows=300, synthetic_rows=100)
+    few = functools.partial(data.load_rows, max_rows=300, synthetic_rows=40)
     monkeypatch.setattr(data, "load_rows", few)
     exec(compile(text, str(page), "exec"), {})
     logged = history("runs/plain_trl/checkpoint-3")[:3]

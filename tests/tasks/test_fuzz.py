@@ -191,10 +191,10 @@ def edited(rng: random.Random, text: str) -> str:
 def test_any_record_and_any_completion_is_scored_or_has_no_truth() -> None:
     rng = random.Random(0)
     kinds = {"openings": 0.5, "illegal_actions": 0.1, "middle_games": 0.4}
-    rows = list(islice(synthesis.fill_in_rows(8, kinds=kinds), 250))
+    rows = list(islice(synthesis.fill_in_rows(8, kinds=kinds), 80))
     rewards = [REWARDS[f"fill_in_{name}"] for name in ("format", "exact", "similarity")]
     outcomes: Counter[str] = Counter()
-    for number in range(10_000):
+    for number in range(2_000):
         row = rng.choice(rows)
         spoilt = number % 2 == 0  # else the record is right
         prompt = edited(rng, row["prompt"]) if spoilt else row["prompt"]
@@ -211,7 +211,7 @@ def test_any_record_and_any_completion_is_scored_or_has_no_truth() -> None:
             outcomes[f"exact {exact:g}"] += 1
         if task_of(prompt) == "fill_in" and "+" not in completion and clean(completion):
             assert (numbers[1] == 1) == isinstance(parsed, dict)
-    assert min(outcomes.values()) > 500, outcomes
+    assert min(outcomes.values()) > 100, outcomes
 
 
 @st.composite

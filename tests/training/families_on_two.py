@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from ..conftest import recipe
+from ..support import recipe
 from .sharded import configure
 
-COMPLETIONS = 32  # in a step, of all processes
+COMPLETIONS = 16  # in a step, of all processes
 SMALL = """
-    --max_rows 2000 --synthetic_rows 100 --heldout_rows 24 --num_generations 4
+    --max_rows 1000 --synthetic_rows 50 --heldout_rows 10 --num_generations 4
     --max_completion_length 48 --eval_steps 2 --save_steps 2 --logging_steps 1
     --load_best_model_at_end false --report_to none --use_cpu true
 """

@@ -13,7 +13,7 @@ from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.training.heldout import HeldoutEvaluation
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
-from ..conftest import recipe
+from ..support import recipe
 
 PLACES: dict[str, tuple[type, str]] = {
     "sampling": (RookWorldGRPOTrainer, "_generate"),

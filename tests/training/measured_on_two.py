@@ -15,7 +15,7 @@ from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.measurements import measure_others, sample_heldout
 
-from ..conftest import ON_CPU, mixed_rows, packaged_trainer
+from ..support import ON_CPU, mixed_rows, packaged_trainer
 
 REWARDS = [{"name": "environment_exact"}]
 

@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 from accelerate import Accelerator, DistributedType, PartialState
 
-from ..conftest import REPOSITORY
+from ..support import REPOSITORY
 
 
 def configure(layout: str) -> None:

@@ -21,7 +21,7 @@ from accelerate import PartialState
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.rewards import guard
 
-from ..conftest import recipe
+from ..support import recipe
 
 ROWS = 16  # of each process and step: two prompts
 ONE_IN = 40  # prompts on which the reward fails; of calls for two prompts, one in 20

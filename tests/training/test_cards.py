@@ -17,11 +17,11 @@ from rookworld_rlvr.common.stats import proportion
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.training.model_card import Run, public, trained_rewards, write_card
 
-from ..conftest import script
+from ..support import script
 
 DRAFT = re.compile(r"fine-tuned version of|time machine|\[None\]|More Information Needed")
 SMALL = """
-    --max_rows 300 --synthetic_rows 60 --heldout_rows 5 --max_steps 2 --save_steps 1 --eval_steps 1
+    --max_rows 300 --synthetic_rows 30 --heldout_rows 3 --max_steps 2 --save_steps 1 --eval_steps 1
     --per_device_train_batch_size 8 --use_cpu --report_to none --output_dir out
     --num_generations 4 --max_completion_length 64
 """.split()
@@ -61,7 +61,7 @@ def test_a_run_s_card_tells_what_was_measured_and_how_to_use_it(tmp_path: Path) 
     assert data.license == "gpl-3.0" and data.library_name == "transformers"
     assert data.base_model is None and data.datasets is None, "neither is on the Hub"
     assert f"The checkpoint of step {results['best_step']} of 2 was chosen" in card.text
-    for words in ("a little too good", "given two faults on purpose", "synthetic_rows: 60"):
+    for words in ("a little too good", "given two faults on purpose", "synthetic_rows: 30"):
         assert words in card.text
     lines = (folder / "heldout_answers_after.jsonl").read_text().splitlines()
     answers = {answer["prompt"]: answer["completion"] for answer in map(json.loads, lines)}

@@ -8,7 +8,7 @@ from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.training.config import check_recipe
 
-from .. import conftest
+from .. import support
 
 GOOD: dict[str, Any] = {
     "model_name_or_path": "rookworld-nano",
@@ -22,7 +22,7 @@ GOOD: dict[str, Any] = {
 def parse(tmp_path: Path, recipe: dict[str, Any], *argv: str) -> tuple[Any, ...]:
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
-    parser = StrictParser(conftest.recipe("grpo").GROUPS)
+    parser = StrictParser(support.recipe("grpo").GROUPS)
     return parser.parse_strictly(["--config", str(path), *argv], check_recipe)
 
 

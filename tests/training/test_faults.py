@@ -13,8 +13,8 @@ import pytest
 from rookworld_rlvr.data.parsing import raw_rows
 from rookworld_rlvr.data.sources import SourceArguments
 
-from ..conftest import REPOSITORY, history, launch
 from ..recipes.test_recipes import SMALL
+from ..support import REPOSITORY, history, launch
 from .soak_on_two import ROWS
 
 LAUNCH = "import sys, rookworld_rlvr.cli.main as cli; raise SystemExit(cli.launch(sys.argv[1:]))"

@@ -14,10 +14,10 @@ from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.metrics import evaluate_completions
 from rookworld_rlvr.training import measurements
 
-from ..conftest import history, script
+from ..support import history, script
 
 ONE_TASK = """
-    --tasks environment --max_rows 300 --synthetic_rows 100 --max_steps 1 --eval_steps 8
+    --tasks environment --max_rows 300 --synthetic_rows 60 --max_steps 1 --eval_steps 8
     --save_steps 8 --heldout_rows 6 --per_device_train_batch_size 16 --num_generations 4
     --max_completion_length 48 --use_cpu --report_to none --output_dir run --other_task_rows 12
     --warmup_steps 0 --use_peft --lora_r 4
@@ -31,7 +31,7 @@ def train(folder: Path, *more: str) -> tuple[dict[str, Any], str]:
 
 
 def test_rows_of_other_tasks_are_held_out_and_come_on_demand() -> None:
-    args = DataArguments(tasks=["environment"], max_rows=500, synthetic_rows=100, heldout_rows=5)
+    args = DataArguments(tasks=["environment"], max_rows=500, synthetic_rows=40, heldout_rows=5)
     data = load_data(args, other_task_rows=30)
     assert [row["task"] for row in data.others] == ["policy"] * 30
     trained = {rules.position_key(fen) for fen in data.train["fen"]}

@@ -20,8 +20,8 @@ from rookworld_rlvr.reports.record import read_runs
 from rookworld_rlvr.training.measurements import evenly
 from rookworld_rlvr.training.parts import sampling
 
-from ..conftest import history, script
 from ..killed import differences, outcome
+from ..support import history, script
 
 SMALL = """
     --heldout_rows 8 --max_steps 2 --eval_steps 1 --save_steps 1

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rookworld_rlvr.common.files import asset_path
 
-from ..conftest import ran, script
 from ..hub import TOKEN, Hub, stand_in
+from ..support import ran, script
 from .test_cards import SMALL
 
 PUSHED = [*SMALL, *"--max_completion_length 16 --push_to_hub true --hub_model_id ann/nano".split()]

@@ -11,13 +11,13 @@ from rookworld_rlvr.training.callbacks import StopOnInterrupt
 from rookworld_rlvr.training.heldout import HeldoutEvaluation
 from rookworld_rlvr.training.preflight import PreflightCallback
 
-from ..conftest import script
+from ..support import script
 
 FEW = """
     --max_rows 300 --synthetic_rows 20 --heldout_rows 4 --max_steps 4 --logging_steps 1 --use_cpu
     --per_device_train_batch_size 8 --report_to none --output_dir run
 """.split()
-JUDGE = ["train_judge.py", *FEW, *"--synthetic_rows 100 --train_pairs 32 --heldout_pairs 4".split()]
+JUDGE = ["train_judge.py", *FEW, *"--synthetic_rows 50 --train_pairs 32 --heldout_pairs 4".split()]
 SMALL = ["grpo.py", *FEW, *"--eval_steps 2 --save_steps 2 --max_completion_length 8".split()]
 INT, TERM = signal.SIGINT, signal.SIGTERM
 

@@ -11,7 +11,7 @@ import torch
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.training.parts.part import whole
 
-from ..conftest import NOT_KEPT
+from ..support import NOT_KEPT
 
 Build = Callable[..., Any]
 

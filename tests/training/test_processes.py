@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import complete
 
-from ..conftest import history, on_two, script, tiny_judge
+from ..support import history, on_two, script, tiny_judge
 from .families_on_two import FAMILIES, SHARDED, words
 from .measured_on_two import main as measure
 from .sampled_on_two import answers

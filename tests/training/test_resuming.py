@@ -12,7 +12,7 @@ from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.training.checkpoints import seal
 from rookworld_rlvr.training.resuming import FREE, changed_keys, differences
 
-from ..conftest import recipe
+from ..support import recipe
 
 
 def other(value: Any) -> Any:

@@ -24,7 +24,7 @@ from rookworld_rlvr.training import callbacks, preflight
 from rookworld_rlvr.training.run_folder import save_final
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
-from ..conftest import NOT_KEPT, mixed_rows
+from ..support import NOT_KEPT, mixed_rows
 
 Build = Callable[..., Any]
 FP32, HALF = preflight.TOLERANCE_FP32, preflight.TOLERANCE_HALF

@@ -13,7 +13,7 @@ import pytest
 
 from rookworld_rlvr.models import loading
 
-from ..conftest import NOT_KEPT
+from ..support import NOT_KEPT
 
 HERE = Path(__file__).parent
 collect_ignore = ["serve.py"]  # it imports vLLM, and has no tests

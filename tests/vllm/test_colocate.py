@@ -15,7 +15,7 @@ from rookworld_rlvr.tasks.registry import task_of
 from rookworld_rlvr.training.measurements import sample_heldout
 from rookworld_rlvr.training.preflight import measure_parity, mixed_length_prompts
 
-from ..conftest import RECIPES, REPOSITORY, first_batch, history, ran
+from ..support import RECIPES, REPOSITORY, first_batch, history, ran
 from .conftest import SETTINGS
 
 Make = Callable[..., Any]

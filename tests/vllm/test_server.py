@@ -19,7 +19,7 @@ from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.models.loading import PACKAGED_MODEL, resolve_model_path
 from rookworld_rlvr.training.preflight import measure_parity, mixed_length_prompts
 
-from ..conftest import REPOSITORY
+from ..support import REPOSITORY
 from .conftest import SETTINGS
 from .test_colocate import CUT, changed_weights, gap
 

@@ -26,10 +26,10 @@ from rookworld_rlvr.evaluation.suites.matches import VersusModelSuite, VersusSto
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.environment import parse_environment_prompt, write_environment_answer
 
-from ...conftest import RECIPES, launch, recipe
-from ...conftest import script as run_script
 from ...engines import engine_arguments, misbehaving, script
 from ...scripted import GARBAGE, Scripted
+from ...support import RECIPES, launch, recipe
+from ...support import script as run_script
 
 NO_ENGINE = EngineArguments(engine_path="/no/engine")
 # Seed of games in which the packaged model's best token is at least 1e-3 ahead of the next.

@@ -14,7 +14,7 @@ from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 
-from ...conftest import NOT_KEPT, mixed_rows, packaged_trainer
+from ...support import NOT_KEPT, mixed_rows, packaged_trainer
 from ..sharded import configure
 from .test_shared_prompts import ROWS
 
@@ -58,7 +58,7 @@ def gap(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
 def main(folder: Path, layout: str, beta: str) -> dict[str, Any]:
     if layout == "fsdp2":
         configure(layout)
-    data = load_data(DataArguments(max_rows=2_000, synthetic_rows=100, heldout_rows=8))
+    data = load_data(DataArguments(max_rows=1_000, synthetic_rows=50, heldout_rows=8))
     both = ours, theirs = [trained(folder, data, float(beta), shares) for shares in (True, False)]
     logs = [trainer.state.log_history for trainer in both]
     found: dict[str, Any] = {"losses": [[e["loss"] for e in log if "loss" in e] for log in logs]}

@@ -7,7 +7,7 @@ from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 
-from ...conftest import NOT_KEPT, mixed_rows, packaged_trainer
+from ...support import NOT_KEPT, mixed_rows, packaged_trainer
 
 REWARDS = ["environment_exact", "policy_best_move", "fill_in_exact"]
 TASKS = ["environment", "policy", "fill_in"]
@@ -19,7 +19,8 @@ def main(folder: Path) -> dict[str, Any]:
     options |= {"zero_variance": "teach", "sft_coef": 0.1, "rewards": REWARDS, **NOT_KEPT}
     options["task_phases"] = [{"environment": 0.34, "policy": 0.33, "fill_in": 0.33}]
     args = RookWorldGRPOConfig(str(folder / "run"), **options)
-    data = load_data(DataArguments(tasks=TASKS, heldout_rows=8, synthetic_fill_in_rows=60))
+    few: dict[str, Any] = {"max_rows": 1_000, "synthetic_rows": 40, "heldout_rows": 4}
+    data = load_data(DataArguments(tasks=TASKS, synthetic_fill_in_rows=40, **few))
     rows = mixed_rows(data.train, tasks=TASKS)
     trainer: Any = packaged_trainer(args, get_reward_funcs(REWARDS), data, rows)
     taught: list[int] = []

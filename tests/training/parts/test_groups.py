@@ -12,7 +12,7 @@ from rookworld_rlvr.training.parts.part import Sampled, whole
 from rookworld_rlvr.training.parts.zero_variance import fill, next_round
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
-from ...conftest import first_batch, launch, on_two
+from ...support import first_batch, launch, on_two
 from ...two_processes import TEMPERATURES
 
 P, E, F = "policy", "environment", "fill_in"

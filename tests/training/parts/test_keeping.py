@@ -14,7 +14,7 @@ from rookworld_rlvr.models import loading
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, check_recipe
 from rookworld_rlvr.training.health import HealthCallback
 
-from ...conftest import ON_CPU
+from ...support import ON_CPU
 
 Build = Callable[..., Any]
 

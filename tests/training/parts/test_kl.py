@@ -24,7 +24,7 @@ from rookworld_rlvr.training.parts.kl import (
 from rookworld_rlvr.training.parts.registry import PartArguments
 from rookworld_rlvr.training.trainer import PARTS_STATE
 
-from ...conftest import NOT_KEPT, ON_CPU, first_batch
+from ...support import NOT_KEPT, ON_CPU, first_batch
 
 torch.manual_seed(0)
 POLICY_LOGITS = torch.randn(7, dtype=torch.float64)

@@ -10,7 +10,7 @@ from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.training.parts.part import Part
 from rookworld_rlvr.training.trainer import spread
 
-from ...conftest import NOT_KEPT
+from ...support import NOT_KEPT
 
 
 def uneven(completions: list[str], **_: Any) -> list[float]:

@@ -14,7 +14,7 @@ from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.training.parts.prompt_sampler import Phase, PromptSampler, phases_of
 from rookworld_rlvr.training.parts.registry import PartArguments
 
-from ...conftest import ON_CPU
+from ...support import ON_CPU
 
 
 def rows(environment: int = 30, policy: int = 20) -> Dataset:

@@ -10,7 +10,7 @@ from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 
-from ...conftest import NOT_KEPT
+from ...support import NOT_KEPT
 
 GAE = {"advantage_estimator": "gae"}
 TORN = {"generation_batch_size": 24, "per_device_train_batch_size": 4, "num_generations": 8}

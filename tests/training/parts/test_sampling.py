@@ -20,7 +20,7 @@ from rookworld_rlvr.training.parts.sampling import rollout
 from rookworld_rlvr.training.parts.vllm import VLLM
 from rookworld_rlvr.training.preflight import measure_parity, mixed_length_prompts
 
-from ...conftest import ON_CPU, first_batch
+from ...support import ON_CPU, first_batch
 from .test_groups import tasks_in
 
 BOTH: dict[str, dict[str, Any]] = {"policy": {}, "environment": {}}

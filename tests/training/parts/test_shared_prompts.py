@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rookworld_rlvr.training.parts.part import whole
 
-from ...conftest import NOT_KEPT, first_batch, on_two
 from ...models.test_architectures import length, tiny
+from ...support import NOT_KEPT, first_batch, on_two
 
 LENGTH = 7
 ADAPTERS = {"task_type": "CAUSAL_LM", "r": 2, "init_lora_weights": False}

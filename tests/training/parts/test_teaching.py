@@ -17,8 +17,8 @@ from rookworld_rlvr.tasks.types import values_by_move
 from rookworld_rlvr.training.parts.part import Batch, whole
 from rookworld_rlvr.training.parts.teaching import answer_tokens, right, right_answer, truth_of
 
-from ...conftest import NOT_KEPT, mixed_rows, on_two
 from ...engines import FakeLabeller, fake_values
+from ...support import NOT_KEPT, mixed_rows, on_two
 from .test_groups import tasks_in, texts
 
 REWARDS = [{"name": "environment_exact"}, {"name": "policy_best_move"}]

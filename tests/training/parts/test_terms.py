@@ -13,7 +13,7 @@ from rookworld_rlvr.tasks.environment import ENVIRONMENT
 from rookworld_rlvr.tasks.policy import win_probability
 from rookworld_rlvr.tasks.types import values_by_move
 
-from ...conftest import NOT_KEPT, mixed_rows
+from ...support import NOT_KEPT, mixed_rows
 
 MOVES = {"expected_score_coef": 2.0, "soft_moves_coef": 0.5}
 

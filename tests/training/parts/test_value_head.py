@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from rookworld_rlvr.training.parts.part import whole
 from rookworld_rlvr.training.parts.value_head import VALUE_HEAD_FILE, generalised_advantages
 
-from ...conftest import NOT_KEPT, first_batch
 from ...models.test_architectures import length
+from ...support import NOT_KEPT, first_batch
 
 GAE = {"advantage_estimator": "gae", "reward_funcs": [length], "max_completion_length": 6}
 
