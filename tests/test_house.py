@@ -1,12 +1,14 @@
-"""The rooms of the package, read from its imports: which may import which, and where torch begins."""
+"""The package's rooms, read from its imports, where torch begins, and the examples in docstrings."""
 
 import ast
+import doctest
+import importlib
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from graphlib import TopologicalSorter
-from pathlib import Path
 
+import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -47,44 +49,13 @@ def test_imports_run_downwards_without_a_circle_and_torch_starts_at_level_3() ->
     assert len([path for path in FILES if len(path.parts) == 2]) <= 2
 
 
-COMPARED = "longer|more|less|fewer|further|faster|slower|better|worse|larger|smaller|different"
-FINE = rf"[Tt]here (is|are) (no|none)\b|(is|are) no ({COMPARED}|way|need)\b"
-RIDDLE = (
-    r"(is|are) (none|no \w+)\b|stands? (twice|once|there|in)\b|can(not| not)? be had\b"
-    r"|could not be had\b|what is no\b|Most tokens of\b"
-)
-FOUND = re.compile(rf"\b(?P<fine>{FINE})|\b(?P<riddle>{RIDDLE})".replace(" ", r"[\s#]+"))
-JINJA = re.compile(r"{[%{#].*?[%}#]}", re.S)
-ROOMS = [REPOSITORY / name for name in ("rookworld_rlvr", "recipes", "docs", "environments")]
-ENDS = {"*.py", "*.yaml", "*.j2", "*.md"}
+WITH_EXAMPLES = [name for name, path in NAMES.items() if ">>> " in (REPOSITORY / path).read_text()]
 
 
-def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """The texts of a file, each with the number of its first line."""
-    content = path.read_text(encoding="utf-8")
-    if path.suffix != ".py":
-        yield 1, JINJA.sub(lambda code: re.sub(r"[^\n]", "_", code[0]), content)
-        return
-    inside: set[ast.AST] = set()
-    for node in ast.walk(ast.parse(content)):  # breadth first: an f-string before its parts
-        if isinstance(node, ast.JoinedStr):
-            inside |= set(node.values)
-            parts = (part.value if isinstance(part, ast.Constant) else "it" for part in node.values)
-            yield node.lineno, "".join(map(str, parts))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in inside:
-            yield node.lineno, node.value
-
-
-def test_no_text_of_the_package_is_a_riddle() -> None:
-    faults = [
-        f"{path.relative_to(REPOSITORY)}:{first + text.count(chr(10), 0, match.start())}: "
-        + " ".join(text[max(0, match.start() - 60) : match.end() + 40].split())
-        for path in sorted(path for room in ROOMS for end in ENDS for path in room.rglob(end))
-        for first, text in texts(path)
-        for match in FOUND.finditer(text)
-        if match["riddle"]
-    ]
-    assert not faults, "\n".join(["write plain English:", *faults])
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_examples_in_docstrings_print_what_they_say(name: str) -> None:
+    tested = doctest.testmod(importlib.import_module(name))
+    assert tested.attempted and not tested.failed
 
 
 OLDEST = REPOSITORY / "constraints-oldest.txt"

@@ -169,6 +169,7 @@ def kill_an_engine(process: subprocess.Popen[str]) -> None:
     next(engines()).kill()
 
 
+@pytest.mark.slow
 def test_killed_engines_are_replaced_and_a_killed_run_goes_on(tmp_path: Path, undisturbed) -> None:
     rows, expected = undisturbed
     with start(tmp_path, rows) as process:

@@ -104,18 +104,6 @@ def test_sft_without_a_recipe_fine_tunes_the_packaged_model(tmp_path: Path) -> N
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.n_layer == 4
 
 
-def test_sft_adds_a_task_to_the_packaged_model(tmp_path: Path) -> None:
-    words = "--synthetic_rows 20 --synthetic_fill_in_rows 40 --max_rows 200 --heldout_rows 3"
-    words += " --max_steps 1 --use_cpu --report_to none --per_device_train_batch_size 8"
-    words += f" --output_dir out --config {RECIPES}/sft_fill_in.yaml"
-    printed = run("sft.py", *words.split(), cwd=tmp_path)
-    for task in ("environment", "policy", "fill_in"):
-        assert re.search(rf"{task}/format +[1-5] .*\[", printed), f"{task} before and after"
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "fills in what is hidden in a record (`F:` prompts)" in card
-    assert "trained from `rookworld-nano`" in card
-
-
 @pytest.mark.parametrize(
     ("name", "maker"),
     [

@@ -250,7 +250,7 @@ def test_with_a_judge_alone_what_can_be_verified_is_measured_still(
     path = RECIPES / "grpo_fill_in_judge.yaml"
     assert judge in path.read_text()
     words = """--use_cpu --report_to none --output_dir run --model_name_or_path rookworld-nano
-        --max_rows 300 --synthetic_rows 40 --synthetic_fill_in_rows 60 --heldout_rows 4
+        --max_rows 80 --synthetic_rows 20 --synthetic_fill_in_rows 40 --heldout_rows 4
         --other_task_rows 4 --max_steps 1 --logging_steps 1 --eval_steps 1 --save_steps 1
         --max_completion_length 8 --per_device_train_batch_size 8
         --load_best_model_at_end false""".split()
