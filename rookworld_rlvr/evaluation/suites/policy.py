@@ -90,7 +90,7 @@ def heldout_values() -> Mapping[str, Values]:
     """Values of the held-out positions of the packaged data, by FEN."""
     values: dict[str, Values] = {}
     for name in PACKAGED_DATA:
-        # The others are not parsed, which takes ten times as long, and with fill-in records longer still.
+        # Others are not parsed: that takes ten times as long, and with fill-in records longer still.
         raws = filter(_is_asked, raw_rows(SourceArguments(dataset_name=name)))
         rows: Any = parse_rows(raws)
         for row in rows:
