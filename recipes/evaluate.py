@@ -36,6 +36,7 @@ from rookworld_rlvr.evaluation.suite import (
     check_training_data,
     keep_apart,
     open_suites,
+    suite_class,
 )
 from rookworld_rlvr.evaluation.suites.games import GameSuite
 
@@ -76,6 +77,11 @@ GROUPS = [EvaluateArguments, ModelArguments, EngineArguments]
 def main(argv: Sequence[str]) -> None:
     parser = StrictParser(GROUPS)
     args, model_args, engine_args = parser.parse_strictly(argv)
+    if args.pgn_file and not any(issubclass(suite_class(name), GameSuite) for name in args.suites):
+        asked = ", ".join(args.suites)
+        raise ConfigurationError(
+            [f"pgn_file: no games are played by {asked}; add self_play to suites, or leave it out"]
+        )
     state = PartialState(cpu=not torch.accelerator.is_available())
     files = [Path(name) for name in (args.output_file, args.pgn_file) if name]
     for file in files if state.is_main_process else ():
@@ -104,11 +110,6 @@ def main(argv: Sequence[str]) -> None:
         state.print(f"suite {suite.name} is left out: {left_out[suite.name]}")
     if not suites:
         raise ConfigurationError([f"suites: {name}: {why}" for name, why in left_out.items()])
-    if args.pgn_file and not any(isinstance(suite, GameSuite) for suite in suites):
-        asked = ", ".join(args.suites)
-        raise ConfigurationError(
-            [f"pgn_file: no games are played by {asked}; add self_play to suites, or leave it out"]
-        )
 
     ################
     # Models
@@ -125,7 +126,7 @@ def main(argv: Sequence[str]) -> None:
     ################
     if state.is_main_process:
         print(results_text(results))
-        if args.pgn_file:
+        if games and args.pgn_file:
             with Path(args.pgn_file).open("a", encoding="utf-8") as pgn:  # as chess programs do
                 pgn.write("\n\n" if pgn.tell() else "")
                 pgn.write("\n".join(games))
