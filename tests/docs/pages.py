@@ -30,7 +30,7 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 NOT_RUN = "accelerate apt-get brew cd git hf make pip python source trackio uv wandb".split()
 
 TRAINING = """
-    --max_rows 400 --synthetic_rows 24 --heldout_rows 3 --max_steps 1 --eval_steps 1 --save_steps 1
+    --max_rows 400 --synthetic_rows 40 --heldout_rows 4 --max_steps 1 --eval_steps 1 --save_steps 1
     --per_device_train_batch_size 8 --per_device_eval_batch_size 8 --gradient_accumulation_steps 1
     --dtype float32 --bf16 false --use_cpu --report_to none --dataloader_pin_memory false
 """.split()
@@ -43,7 +43,7 @@ SMALL: dict[str, list[str]] = {
     "evaluate": "--suite_rows 4 --suite_games 1".split(),
     "judge": [*TRAINING, *"--train_pairs 40 --heldout_pairs 20".split()],
     "audit": ["--max_rows", "200"],
-    "prepare": ["--max_rows", "4", "--engine_depth", "2", "--synthetic_rows", "4"],
+    "prepare": "--max_rows 4 --engine_depth 2 --synthetic_rows 4 --synthetic_policy_rows 4".split(),
 }
 """What is put behind a command so that it takes seconds; what the page gives itself stays, but for a
 model and data that have to be downloaded, and for many steps."""
@@ -117,8 +117,8 @@ def small(command: str, words: list[str], folder: Path) -> list[str]:
     """The words with what makes them quick; a key that the page gives is not given twice."""
     if "--help" in words:
         return words
-    if "--max_steps" in words:
-        words[words.index("--max_steps") + 1] = "2"
+    for key in {"--max_steps", "--suite_games", "--overfit_single_batch"} & {*words}:
+        words[words.index(key) + 1] = "2"
     given = {word for word in words if word.startswith("--")}
     recipe: dict[str, Any] = {}
     if "--config" in given:

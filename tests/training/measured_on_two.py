@@ -39,7 +39,8 @@ def main(folder: Path) -> dict[str, Any]:
         pass_samples=16,
         **ON_CPU,
     )
-    data = load_data(DataArguments(tasks=["environment"], heldout_rows=6), other_task_rows=7)
+    few = DataArguments(tasks=["environment"], max_rows=400, synthetic_rows=80, heldout_rows=6)
+    data = load_data(few, other_task_rows=7)
     rows = mixed_rows(data.train, tasks=["environment"])
     trainer = packaged_trainer(args, get_reward_funcs(REWARDS), data, rows)
     measure_others(trainer, data.others, other_start)
