@@ -35,7 +35,7 @@ test-environments: ## Run the tests of environments/ for verifiers, in a venv of
 	test -d .venv-environments || $(PYTHON) -m venv .venv-environments
 	.venv-environments/bin/python -m pip install -q -c constraints.txt torch
 	.venv-environments/bin/python -m pip install -q -e '.[dev]' -e environments/rookworld_chess
-	OMP_NUM_THREADS=1 .venv-environments/bin/python -m pytest tests/environments environments $(ARGS)
+	OMP_NUM_THREADS=1 .venv-environments/bin/python -m pytest --doctest-modules tests/environments environments $(ARGS)
 
 test-lm-eval: ## Run the tests of the tasks for lm-evaluation-harness, in a venv of their own
 	test -d .venv-lm-eval || $(PYTHON) -m venv .venv-lm-eval

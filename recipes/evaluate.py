@@ -14,7 +14,7 @@ from __future__ import annotations
 import rookworld_rlvr.common.machine  # noqa: F401  # before torch is loaded
 
 # isort: split
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,14 +74,19 @@ class EvaluateArguments(SuiteArguments):
 GROUPS = [EvaluateArguments, ModelArguments, EngineArguments]
 
 
-def main(argv: Sequence[str]) -> None:
-    parser = StrictParser(GROUPS)
-    args, model_args, engine_args = parser.parse_strictly(argv)
-    if args.pgn_file and not any(issubclass(suite_class(name), GameSuite) for name in args.suites):
+def check_games(args: EvaluateArguments, kinds: Iterable[type]) -> None:
+    """Refuse a file for games if none are played."""
+    if args.pgn_file and not any(issubclass(kind, GameSuite) for kind in kinds):
         asked = ", ".join(args.suites)
         raise ConfigurationError(
             [f"pgn_file: no games are played by {asked}; add self_play to suites, or leave it out"]
         )
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = StrictParser(GROUPS)
+    args, model_args, engine_args = parser.parse_strictly(argv)
+    check_games(args, map(suite_class, args.suites))
     state = PartialState(cpu=not torch.accelerator.is_available())
     files = [Path(name) for name in (args.output_file, args.pgn_file) if name]
     for file in files if state.is_main_process else ():
@@ -110,6 +115,7 @@ def main(argv: Sequence[str]) -> None:
         state.print(f"suite {suite.name} is left out: {left_out[suite.name]}")
     if not suites:
         raise ConfigurationError([f"suites: {name}: {why}" for name, why in left_out.items()])
+    check_games(args, map(type, suites))
 
     ################
     # Models
@@ -126,7 +132,7 @@ def main(argv: Sequence[str]) -> None:
     ################
     if state.is_main_process:
         print(results_text(results))
-        if games and args.pgn_file:
+        if args.pgn_file:
             with Path(args.pgn_file).open("a", encoding="utf-8") as pgn:  # as chess programs do
                 pgn.write("\n\n" if pgn.tell() else "")
                 pgn.write("\n".join(games))

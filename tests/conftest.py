@@ -2,7 +2,9 @@
 
 import pytest
 
+pytest.register_assert_rewrite("tests.support")
+
 
 def pytest_configure(config: pytest.Config) -> None:
-    if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":
+    if hasattr(config, "workerinput") or not config.getoption("tx", None):
         config.pluginmanager.import_plugin("tests.support")

@@ -54,10 +54,9 @@ class Kill:
 
 
 def kills(seed: int, each: int) -> list[Kill]:
-    """Kills in random order: so many in each phase, among them two more while saving."""
+    """Kills in random order: so many in each phase, and a saving more."""
     rng = random.Random(seed)
-    places = ("saving", "saving", "renaming")
-    found = [Kill(rng.choice(places), 1, rng.random()) for _ in range(each + 2)]
+    found = [Kill(name, 1, rng.random()) for name in ["saving", "renaming"] * each + ["saving"]]
     found += [Kill("sealing", rng.randint(1, 12), 0.0) for _ in range(each)]
     for phase in ("sampling", "rewards", "update", "evaluation"):
         found += [Kill(phase, rng.choice((1, 2)), rng.random()) for _ in range(each)]
@@ -81,13 +80,16 @@ def start(name: str, argv: Sequence[str], cwd: Path, kill: Kill | None = None) -
 def forked(log: Path, target: Callable[..., None], *args: Any) -> BaseProcess:
     """A function that runs in a process forked from the server, and prints into a file."""
     context = multiprocessing.get_context("forkserver")
-    process = context.Process(target=_printing, args=(str(log), target, *args))
+    context.set_forkserver_preload([__name__])  # if there is no server of `serve`
+    process = context.Process(target=_printing, args=(str(log), dict(os.environ), target, *args))
     process.start()
     return process
 
 
 def serve() -> None:
     """Fork the server of `forked`; multiprocessing would start one that imports everything again."""
+    if sys.version_info >= (3, 14):
+        return  # there a server wants a key
     resource_tracker.ensure_running()
     server: Any = forkserver._forkserver
     address = connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]
@@ -116,7 +118,9 @@ def launched(port: int, rank: int) -> dict[str, str]:
     return store | {"RANK": str(rank), "LOCAL_RANK": str(rank), "ACCELERATE_USE_CPU": "true"}
 
 
-def _printing(log: str, target: Callable[..., None], *args: Any) -> None:
+def _printing(log: str, environment: Any, target: Callable[..., None], *args: Any) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(handle, stream)

@@ -60,7 +60,7 @@ def _nothing_kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("datasets.config.HF_DATASETS_CACHE", kept / "cache")
         gc.freeze()  # each run of a trainer collects garbage, half a second with all that was imported
-        killed.serve()  # what is forked keeps an engine's values in its own folder
+        killed.serve()  # a script that is forked keeps an engine's values in its own folder
         patch.setattr("rookworld_rlvr.engine.labeller.default_cache_path", lambda: ":memory:")
         yield
 

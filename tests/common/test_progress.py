@@ -1,11 +1,6 @@
 """What is shown of long work: a bar on a terminal, plain lines in a log."""
 
-import os
-import pty
 import re
-import subprocess
-import sys
-import termios
 import time
 from typing import Any
 
@@ -57,21 +52,3 @@ def test_only_the_outermost_is_shown_until_it_ends_or_fails(capsys: Any) -> None
         raise KeyboardInterrupt
     work("second")
     assert capsys.readouterr().err.startswith("second: ")
-
-
-_WORK = """
-import time
-from rookworld_rlvr.common import progress
-progress._BAR_AFTER_S = 0
-for _ in progress.shown("abc", "letters", 3):
-    time.sleep(0.2)
-print("done")
-"""
-
-
-def test_the_next_line_stands_at_the_margin_of_a_terminal() -> None:
-    terminal, end = pty.openpty()
-    termios.tcsetwinsize(end, (24, 80))
-    subprocess.run([sys.executable, "-c", _WORK], stdout=end, stderr=end, check=True)
-    text = os.read(terminal, 4096).decode()
-    assert "letters:  67%" in text and text.endswith(" \rdone\r\n"), text

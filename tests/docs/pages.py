@@ -46,7 +46,7 @@ SMALL: dict[str, list[str]] = {
     "prepare": "--max_rows 4 --engine_depth 2 --synthetic_rows 4 --synthetic_policy_rows 4".split(),
 }
 """What is put behind a command so that it takes seconds; what the page gives itself stays, but for a
-model and data that have to be downloaded, and for many steps."""
+model and data that have to be downloaded, and for many steps or games."""
 ROUNDS: dict[str, Any] = {"rounds": 1, "games": 4, "plies": 2, "match_games": 2, "engine_depth": 2}
 ROUNDS["train"] = {"max_steps": 2, "eval_steps": 1, "save_steps": 1, "heldout_rows": 4}
 ROUNDS["train"] |= {"per_device_train_batch_size": 4, "use_cpu": True, "report_to": "none"}

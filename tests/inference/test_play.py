@@ -13,6 +13,7 @@ import pytest
 from rookworld_rlvr.inference import play
 from rookworld_rlvr.inference.play import TerminalGame
 
+from ..support import ran
 from .answers import reply
 
 
@@ -121,3 +122,15 @@ def test_bad_input_is_one_message(command, capsys) -> None:
         assert command(words, "") == 2
         err = capsys.readouterr().err
         assert said in err and "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_a_pipe_and_the_command_itself(tmp_path: Path) -> None:
+    """From the shell's word to the PGN, with a chess.py in the folder that is not python-chess."""
+    (tmp_path / "chess.py").write_text("raise SystemExit('not python-chess')")
+    code = "from rookworld_rlvr.cli.main import main; main()"
+    line = (sys.executable, "-P", "-c", code, "play", "--model", "rookworld-nano")
+    done = ran(*line, input="Nf3\nresign\n", cwd=tmp_path, encoding="utf-8")
+    assert "0-1 (you resign)" in done.stdout and not done.stderr
+    (game,) = games(tmp_path / "play.pgn")
+    assert next(iter(game.mainline())).san() == "Nf3"

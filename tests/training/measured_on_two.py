@@ -39,8 +39,9 @@ def main(folder: Path) -> dict[str, Any]:
         pass_samples=16,
         **ON_CPU,
     )
-    few = DataArguments(tasks=["environment"], max_rows=400, synthetic_rows=80, heldout_rows=6)
-    data = load_data(few, other_task_rows=7)
+    few: dict[str, Any] = {"max_rows": 400, "synthetic_rows": 80, "heldout_rows": 6}
+    few["synthetic_shares"] = {"openings": 1.0}
+    data = load_data(DataArguments(tasks=["environment"], **few), other_task_rows=7)
     rows = mixed_rows(data.train, tasks=["environment"])
     trainer = packaged_trainer(args, get_reward_funcs(REWARDS), data, rows)
     measure_others(trainer, data.others, other_start)

@@ -22,7 +22,7 @@ from ...data.parsing import parse_rows, raw_rows
 from ...data.sources import PACKAGED_DATA, SourceArguments, dataset_file, values_line
 from ...tasks import policy, positions, rules
 from ...tasks.policy import POLICY, win_probability
-from ...tasks.registry import split_row, task_of
+from ...tasks.registry import task_of
 from ...tasks.types import Values, values_by_move
 from ..suite import Answerer, Judged, PromptSuite, Suite, SuiteUnavailableError
 from .games import ask_moves, read_reply
@@ -90,7 +90,7 @@ def heldout_values() -> Mapping[str, Values]:
     """Values of the held-out positions of the packaged data, by FEN."""
     values: dict[str, Values] = {}
     for name in PACKAGED_DATA:
-        # Others are not parsed: that takes ten times as long, and with fill-in records longer still.
+        # To parse the others takes longer, and a fill-in record a hundred times as long.
         raws = filter(_is_asked, raw_rows(SourceArguments(dataset_name=name)))
         rows: Any = parse_rows(raws)
         for row in rows:
@@ -104,7 +104,7 @@ def _is_asked(raw: Mapping[str, Any]) -> bool:
     text = raw["text"]
     if task_of(text) != POLICY.name:
         return False
-    return is_held_out(POLICY.position(split_row(text)[1]).fen, HELDOUT_SHARE)
+    return is_held_out(POLICY.position(text.partition(" M:")[0]).fen, HELDOUT_SHARE)
 
 
 def _balanced(known: Mapping[str, Values], rows: int, seed: int) -> dict[str, Values]:
