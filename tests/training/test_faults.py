@@ -112,7 +112,7 @@ def test_a_disturbed_run_learns_as_an_undisturbed_one(tmp_path: Path, stockfish:
     unscored = sum(step["rewards/unscored"] for step in disturbed["steps"]) * 2 * ROWS
     assert unscored == pytest.approx(first["lost"] + second["lost"]) and unscored > 0
     assert first["calls"] == second["calls"] == STEPS, "each step is sampled once"
-    assert 0.02 < (first["failed"] + second["failed"]) / (2 * STEPS) < 0.1
+    assert 0.02 < (first["failed"] + second["failed"]) / (2 * STEPS) < 0.15
     assert first["kills"] == second["kills"] == 4
     assert all(step["engine/given_up"] == 0 for step in disturbed["steps"])
     assert second["signals"] == 2
