@@ -27,7 +27,7 @@ ROWS = 16  # of each process and step: two prompts
 ONE_IN = 40  # prompts on which the reward fails; of calls for two prompts, one in 20
 SLOWED_S = 0.03
 KILLED_EVERY = 20  # steps
-STOPPED_AT = (35, 65)  # steps
+STOPPED_AT = (65, 130)  # steps
 
 
 class Faults:

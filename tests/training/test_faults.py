@@ -19,7 +19,7 @@ from .soak_on_two import ROWS
 
 LAUNCH = "import sys, rookworld_rlvr.cli.main as cli; raise SystemExit(cli.launch(sys.argv[1:]))"
 PLANTED = ["--module", "tests.training.faults_on_two"]
-STEPS = 100
+STEPS = 200
 KEYS = f"""
     --max_steps {STEPS} --eval_steps {STEPS} --save_steps {STEPS} --logging_steps 1
     --per_device_train_batch_size {ROWS} --heldout_rows 100
@@ -82,7 +82,7 @@ def test_a_busy_process_on_another_machine_ends_too(tmp_path: Path) -> None:
 
 
 def soaked(folder: Path, kind: str) -> dict[str, Any]:
-    """What a run logged, measured and planted; after a signal, it is started again."""
+    """What a run of 200 steps logged, measured and planted; after a signal, it is started again."""
     starts = 1
     folder.mkdir()
     rows = folder / "rows.txt"  # the packaged rows without values: the engine is asked
@@ -112,8 +112,8 @@ def test_a_disturbed_run_learns_as_an_undisturbed_one(tmp_path: Path, stockfish:
     unscored = sum(step["rewards/unscored"] for step in disturbed["steps"]) * 2 * ROWS
     assert unscored == pytest.approx(first["lost"] + second["lost"]) and unscored > 0
     assert first["calls"] == second["calls"] == STEPS, "each step is sampled once"
-    assert 0.02 < (first["failed"] + second["failed"]) / (2 * STEPS) < 0.15
-    assert first["kills"] == second["kills"] == 4
+    assert 0.02 < (first["failed"] + second["failed"]) / (2 * STEPS) < 0.1
+    assert first["kills"] == second["kills"] == 9
     assert all(step["engine/given_up"] == 0 for step in disturbed["steps"])
     assert second["signals"] == 2
     for name in ("environment/exact", "policy/best_move"):
