@@ -25,7 +25,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from rookworld_rlvr.training import checkpoints
+from rookworld_rlvr.training import checkpoints, preflight
 from rookworld_rlvr.training.checkpoints import WholeCheckpoints
 from rookworld_rlvr.training.heldout import HeldoutEvaluation
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
@@ -130,6 +130,7 @@ def _printing(log: str, environment: Any, target: Callable[..., None], *args: An
 def _run(name: str, argv: list[str], cwd: str, kill: Kill | None) -> None:
     os.chdir(cwd)
     os.environ["XDG_CACHE_HOME"] = str(Path(cwd, "cache"))
+    preflight.PREFLIGHT_ROWS = 4
     if kill is not None:
         _arm(kill)
     sys.argv = [str(RECIPES / name), *argv]

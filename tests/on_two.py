@@ -1,7 +1,4 @@
-"""Run by two processes: `main` of a module, whose result each process writes into the folder.
-
-accelerate launch --cpu --num_processes 2 --module tests.on_two MODULE FOLDER ...
-"""
+"""Run by two processes: `main` of a module, whose result each process writes into the folder."""
 
 import importlib
 import json
@@ -22,7 +19,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def run(argv: Sequence[str], variables: Mapping[str, str]) -> None:
-    """The same in a process that was forked, with the variables of a launcher."""
+    """`main` in a process that was forked, with the variables of a launcher."""
     os.environ |= variables
     sys.argv = [__name__, *argv]
     run_cli(main)

@@ -13,7 +13,7 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data
 from rookworld_rlvr.engine.pool import find_engine
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.registry import get_reward_funcs
+from rookworld_rlvr.training import preflight
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
@@ -59,6 +60,7 @@ def _nothing_kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     kept = kept.parent if "PYTEST_XDIST_WORKER" in os.environ else kept
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("datasets.config.HF_DATASETS_CACHE", kept / "cache")
+        patch.setattr("rookworld_rlvr.data.loading.WORTH_KEEPING", 1)
         gc.freeze()  # each run of a trainer collects garbage, half a second with all that was imported
         killed.serve()  # a script that is forked keeps an engine's values in its own folder
         patch.setattr("rookworld_rlvr.engine.labeller.default_cache_path", lambda: ":memory:")
@@ -129,6 +131,7 @@ def script(name: str, *argv: str, cwd: Path, code: int | None = 0) -> Done:
             contextlib.redirect_stderr(err),
         ):
             patch.chdir(cwd)
+            patch.setattr(preflight, "PREFLIGHT_ROWS", 4)
             patch.setattr(sys, "argv", [str(RECIPES / name), *argv])
             patch.setattr(sys, "path", [str(RECIPES), *sys.path])
             with pytest.raises(SystemExit) as ended:
@@ -164,11 +167,19 @@ def ran(*command: str, code: int | None = 0, **options: Any) -> Done:
 
 def on_two(name: str, folder: Path, *words: str, timeout: float = 240) -> list[Any]:
     """What `main` of a module of tests gives on each of two processes, forked as if launched."""
+    codes, said = forked_two(folder, run_on_two, [f"tests.{name}", str(folder), *words], timeout)
+    assert codes == [0, 0], (codes, said[-3000:])
+    return [json.loads((folder / f"process{rank}.json").read_text()) for rank in range(2)]
+
+
+def forked_two(
+    folder: Path, target: Callable[..., None], argv: Sequence[str], timeout: float
+) -> tuple[list[int | None], str]:
+    """Run a function in two processes, with a launcher's variables; exit codes, and what they print."""
     store = TCPStore("127.0.0.1", 0, is_master=True)
-    argv = [f"tests.{name}", str(folder), *words]
     logs = [folder / f"process{rank}.log" for rank in range(2)]
     processes = [
-        killed.forked(log, run_on_two, argv, killed.launched(store.port, rank))
+        killed.forked(log, target, argv, killed.launched(store.port, rank))
         for rank, log in enumerate(logs)
     ]
     for process in processes:
@@ -176,8 +187,7 @@ def on_two(name: str, folder: Path, *words: str, timeout: float = 240) -> list[A
     codes = [process.exitcode for process in processes]
     for process in processes:
         process.kill()
-    assert codes == [0, 0], (codes, [log.read_text()[-3000:] for log in logs])
-    return [json.loads((folder / f"process{rank}.json").read_text()) for rank in range(2)]
+    return codes, "".join(log.read_text() for log in logs)
 
 
 @pytest.fixture(scope="session")

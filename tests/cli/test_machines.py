@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from accelerate.utils.other import get_free_port
 from rookworld_rlvr.cli.main import command_line
 from rookworld_rlvr.common.errors import ConfigurationError
 
+from ..engines import wait_until
 from ..support import REPOSITORY
 
 ADDRESS = "--main_process_ip 127.0.0.2 --main_process_port 29500"
@@ -54,11 +54,11 @@ class Machines:
         ]
 
     def wait_for(self, text: str) -> None:
-        until = time.monotonic() + 240
-        while text not in self.logs[0].read_text():
+        def is_said() -> bool:
             assert all(launcher.poll() is None for launcher in self.launchers), self.said()
-            assert time.monotonic() < until, self.said()
-            time.sleep(0.2)
+            return text in self.logs[0].read_text()
+
+        wait_until(is_said)
 
     def said(self) -> str:
         return "\n".join(log.read_text()[-3000:] for log in self.logs)

@@ -7,10 +7,8 @@ import re
 import runpy
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,8 @@ from rookworld_rlvr.cli import main
 from rookworld_rlvr.cli.run import MODULES, SCRIPTS
 from rookworld_rlvr.common.files import find_recipe
 
+from ..engines import wait_until
+from ..killed import forked
 from ..support import REPOSITORY, ran, script
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
@@ -49,6 +49,7 @@ SMALL: dict[str, list[str]] = {
 model and data that have to be downloaded, and for many steps or games."""
 ROUNDS: dict[str, Any] = {"rounds": 1, "games": 4, "plies": 2, "match_games": 2, "engine_depth": 2}
 ROUNDS["train"] = {"max_steps": 2, "eval_steps": 1, "save_steps": 1, "heldout_rows": 4}
+ROUNDS["train"] |= {"max_rows": 400, "synthetic_rows": 40}
 ROUNDS["train"] |= {"per_device_train_batch_size": 4, "use_cpu": True, "report_to": "none"}
 
 
@@ -141,27 +142,24 @@ def small(command: str, words: list[str], folder: Path) -> list[str]:
 
 def run_page(words: list[str], folder: Path) -> None:
     """The page, which is served until it is interrupted."""
-    command = [sys.executable, "-m", MODULES["web"], *words]
-    options: Any = {"cwd": folder, "stdout": subprocess.PIPE, "text": True}
-    ctrl_c = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # not so in the background
-    with subprocess.Popen(command, preexec_fn=ctrl_c, **options) as page:
-        assert page.stdout is not None
-        said = [line for _, line in zip(range(2), page.stdout, strict=False)]
-        page.send_signal(signal.SIGINT)
-        try:
-            assert page.wait(timeout=60) == 130
-        finally:
-            page.kill()
-    assert "the page is at http://127.0.0.1:" in said[-1], said
+    said = folder / "page.txt"
+    page = forked(said, run_module, MODULES["web"], words, folder, 130)
+    wait_until(lambda: said.is_file() and "the page is at http://127.0.0.1:" in said.read_text())
+    assert page.pid is not None
+    os.kill(page.pid, signal.SIGINT)
+    page.join(60)
+    page.kill()
+    assert page.exitcode == 0, said.read_text()
 
 
-def run_module(module: str, words: list[str], folder: Path) -> None:
+def run_module(module: str, words: list[str], folder: Path, code: int = 0) -> None:
     """One of the commands that are modules; a person who is asked something leaves."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sys, "argv", [module, *words])
         patch.setattr(sys, "stdin", io.StringIO("quit\n"))
         patch.setitem(os.environ, "OMP_NUM_THREADS", "1")
-        with contextlib.redirect_stdout(io.StringIO()), pytest.raises(SystemExit) as ended:
+        out = sys.stdout if code else io.StringIO()
+        with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as ended:
             runpy.run_module(module, run_name="__main__")
-    assert not ended.value.code, words
+    assert (ended.value.code or 0) == code, words

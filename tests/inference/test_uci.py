@@ -231,10 +231,7 @@ runpy.run_module("rookworld_rlvr.inference.uci", run_name="__main__")
 
 
 def test_a_game_over_pipes_within_its_clock(tmp_path: Path) -> None:
-    """Sixty seconds for the game, which the engine is told of and which python-chess measures here.
-
-    The protocol waits for no library, and the model for few.
-    """
+    """Sixty seconds, measured by python-chess; the protocol waits for no library, the model for few."""
     board, draw, clock = chess.Board(), random.Random(0), 60.0
     command = [sys.executable, "-P", "-c", PROGRAM, "--model", "rookworld-nano"]
     with chess.engine.SimpleEngine.popen_uci(command, timeout=120, cwd=tmp_path) as ours:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.diagnosis import trainer
 from rookworld_rlvr.diagnosis.phases import PHASES
 from rookworld_rlvr.diagnosis.report import page
 from rookworld_rlvr.models import gpt2, loading
@@ -50,7 +51,8 @@ def recipe() -> Iterator[ModuleType]:
 
 
 @pytest.fixture
-def diagnose(recipe: ModuleType, tmp_path: Path) -> Diagnose:
+def diagnose(recipe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Diagnose:
+    monkeypatch.setattr(trainer, "TEMPERATURES", (1.0, 2.0))  # `healthy` has them all
     return partial(run, recipe, tmp_path / "out")
 
 
@@ -198,16 +200,14 @@ def test_the_page_is_short_and_fits(browser: Browser, large: Path, width: int, s
     assert browser.ask("return performance.getEntriesByType('resource').length") == 0
 
 
-def leave_dropout_on(model: torch.nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.1
+def drop(module: torch.nn.Module) -> None:
+    module.p = 0.1 if isinstance(module, torch.nn.Dropout) else None  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(
     ("function", "fault", "cause"),
     [
-        ("disable_dropout", leave_dropout_on, "dropout_active"),
+        ("disable_dropout", lambda model: model.apply(drop), "dropout_active"),
         ("number_positions_from_mask", lambda _: None, "preflight_gap"),
     ],
 )

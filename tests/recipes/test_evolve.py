@@ -17,7 +17,7 @@ SMALL = """
 model_name_or_path: rookworld-nano
 recipe: grpo_policy_nano
 train: {max_steps: 4, eval_steps: 2, save_steps: 2, heldout_rows: 20, use_cpu: true,
-  per_device_train_batch_size: 16, moves_extra: 1, synthetic_rows: 400, max_rows: 4000,
+  per_device_train_batch_size: 16, moves_extra: 1, synthetic_rows: 40, max_rows: 600,
   report_to: none, guard: {environment/exact: 0.5}}
 output_dir: out
 """

@@ -1,7 +1,7 @@
-"""Run by two processes, with FOLDER clean|faults ...: the packaged recipe with an engine.
+"""Run by two processes, with FOLDER, clean|faults, ...: the packaged recipe with an engine.
 
-Faults: one reward fails on about 5% of its calls, the engines are killed every 20 steps, the second
-process is slowed, and twice it gets SIGTERM. What each process has done is in `planted<rank>.json`.
+Faults, counted in `planted<rank>.json`: one reward fails on about 5% of its calls, the engines are
+killed every 20 steps, the second process is slowed, and twice it gets SIGTERM.
 """
 
 import json
@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -65,8 +65,10 @@ class Faults:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-if __name__ == "__main__":
-    folder, kind, *words = sys.argv[1:]
+def run(argv: Sequence[str], variables: Mapping[str, str]) -> None:
+    """In a process that was forked, with the variables of a launcher."""
+    os.environ |= variables
+    folder, kind, *words = argv
     script = recipe("grpo")
     if kind == "faults":
         guard.UNSCORED_LIMIT = 0.5  # a prompt is a quarter of a batch

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,15 @@ from rookworld_rlvr.data.parsing import raw_rows
 from rookworld_rlvr.data.sources import SourceArguments
 
 from ..recipes.test_recipes import SMALL
-from ..support import REPOSITORY, history, launch
-from .soak_on_two import ROWS
+from ..support import REPOSITORY, forked_two, history
+from . import soak_on_two
 
 LAUNCH = "import sys, rookworld_rlvr.cli.main as cli; raise SystemExit(cli.launch(sys.argv[1:]))"
 PLANTED = ["--module", "tests.training.faults_on_two"]
 STEPS = 200
 KEYS = f"""
     --max_steps {STEPS} --eval_steps {STEPS} --save_steps {STEPS} --logging_steps 1
-    --per_device_train_batch_size {ROWS} --heldout_rows 100
+    --per_device_train_batch_size {soak_on_two.ROWS} --heldout_rows 100
     --task_shares {{"environment":0.5,"policy":0.5}}
     --labels stored_or_engine --engine_depth 2 --engine_cache :memory:
     --resume_from_checkpoint auto --report_to none
@@ -87,12 +88,12 @@ def soaked(folder: Path, kind: str) -> dict[str, Any]:
     folder.mkdir()
     rows = folder / "rows.txt"  # the packaged rows without values: the engine is asked
     rows.write_text("\n".join(row["text"] for row in raw_rows(SourceArguments())))
-    words = ["--module", "tests.training.soak_on_two", str(folder), kind, *KEYS]
-    words += ["--dataset_name", str(rows)]
-    while "interrupted at step" in (done := launch(*words, timeout=900, code=None)).stdout:
-        assert done.returncode != 0 and starts < 4
+    words = [str(folder), kind, *KEYS, "--dataset_name", str(rows)]
+    run = partial(forked_two, folder, soak_on_two.run, words, timeout=900)
+    while "interrupted at step" in (ended := run())[1]:
+        assert 0 not in ended[0] and starts < 4
         starts += 1
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert ended[0] == [0, 0], ended[1][-3000:]
     log = history(folder / "run")
     return {
         "starts": starts,
@@ -109,7 +110,7 @@ def test_a_disturbed_run_learns_as_an_undisturbed_one(tmp_path: Path, stockfish:
     assert (clean["starts"], disturbed["starts"]) == (1, 3)
     assert sum(step["rewards/unscored"] for step in clean["steps"]) == 0
     first, second = disturbed["planted"]
-    unscored = sum(step["rewards/unscored"] for step in disturbed["steps"]) * 2 * ROWS
+    unscored = sum(step["rewards/unscored"] for step in disturbed["steps"]) * 2 * soak_on_two.ROWS
     assert unscored == pytest.approx(first["lost"] + second["lost"]) and unscored > 0
     assert first["calls"] == second["calls"] == STEPS, "each step is sampled once"
     assert 0.02 < (first["failed"] + second["failed"]) / (2 * STEPS) < 0.1

@@ -74,9 +74,8 @@ def assert_run(found: Path, is_plain: bool = True) -> None:
 def test_two_processes_train_as_one_and_go_on_from_it(ddp: Path, family: str) -> None:
     """With as many completions in a step. After training the 95% intervals overlap.
 
-    Each process draws samples of its own, so no more: this notices steps of another sign, or far too
-    long. What AdamW hides, such as a gradient that is summed over processes,
-    `parts/test_shared_prompts.py` compares by number.
+    Each process draws samples of its own: this notices steps of another sign, or far too long. What
+    AdamW hides, such as a sum of gradients, `parts/test_shared_prompts.py` compares by number.
     """
     begun = ddp / "two_then_one" / family
     shutil.copytree(ddp / "two" / family, begun)

@@ -276,8 +276,8 @@ class SharedPrompts(Part):
         return rows._replace(mask=mask)
 
     def after_scoring(self, call: Call, rows: Rows, scores: Scores) -> Scores:
-        """Give idle rows the log-probs of sampling, so that their ratio is 1, or 0 where these are not
-        known. Their advantage is 0: they add nothing to the loss."""
+        """Give idle rows the log-probs before the update, so that their ratio is 1; where these are not
+        computed, TRL's is 1 anyway. Their advantage is 0: they add nothing to the loss."""
         old = None if call.inputs is None else call.inputs.get("old_per_token_logps")
         if call.idle is None or old is None:
             return scores
