@@ -230,6 +230,7 @@ runpy.run_module("rookworld_rlvr.inference.uci", run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_a_game_over_pipes_within_its_clock(tmp_path: Path) -> None:
     """Sixty seconds, measured by python-chess; the protocol waits for no library, the model for few."""
     board, draw, clock = chess.Board(), random.Random(0), 60.0

@@ -197,7 +197,7 @@ def chi_squared(one: Counter[Any], other: Counter[Any]) -> tuple[float, int]:
     return sum((a - b) ** 2 / (a + b) for a, b in cells.values()), len(cells) - 1
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("kind", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
 def test_it_samples_the_distribution_of_generate(kind: str) -> None:
     """Whole completions of up to three tokens, all controls on, rows of two kinds in a batch."""
     model, count = tiny(kind), 6000

@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.diagnosis import trainer
@@ -26,6 +25,7 @@ from ..browser import HEIGHT, WIDTHS, Browser
 from ..support import RECIPES, launch
 
 SMALL = "--use_cpu --heldout_rows 10 --per_device_train_batch_size 16".split()
+SLOW = pytest.mark.slow
 Diagnose = Callable[..., tuple[int, dict[str, Any]]]
 
 
@@ -200,14 +200,10 @@ def test_the_page_is_short_and_fits(browser: Browser, large: Path, width: int, s
     assert browser.ask("return performance.getEntriesByType('resource').length") == 0
 
 
-def drop(module: torch.nn.Module) -> None:
-    module.p = 0.1 if isinstance(module, torch.nn.Dropout) else None  # type: ignore[assignment]
-
-
 @pytest.mark.parametrize(
     ("function", "fault", "cause"),
     [
-        ("disable_dropout", lambda model: model.apply(drop), "dropout_active"),
+        ("disable_dropout", lambda n: n.apply(lambda m: setattr(m, "p", 0.1)), "dropout_active"),
         ("number_positions_from_mask", lambda _: None, "preflight_gap"),
     ],
 )
@@ -226,9 +222,9 @@ def test_a_correction_that_is_not_made(
     ("argv", "cause", "key", "expected"),
     [
         ("--beta 100", "kl_dominates", "beta", 0),
-        ("--temperature 0.002", "identical_completions", "temperature", 0),
+        pytest.param("--temperature 0.002", "identical_completions", "temperature", 0, marks=SLOW),
         ("--learning_rate 3e-2 --heldout_rows 30", "update_too_large", "learning_rate", 1),
-        ("--rewards half.py:half", "reward_constant", "rewards", 0),
+        pytest.param("--rewards half.py:half", "reward_constant", "rewards", 0, marks=SLOW),
     ],
 )
 def test_a_value_far_from_the_usual_is_the_verdict(
@@ -284,6 +280,7 @@ def test_a_model_that_can_do_nothing(diagnose: Diagnose, start: str) -> None:
     assert {found[name]["consequence_of"] for name in loud} == {"nothing_parses"}
 
 
+@SLOW
 @pytest.mark.parametrize("only", ["", "h.0."])
 def test_frozen_weights(diagnose: Diagnose, monkeypatch: pytest.MonkeyPatch, only: str) -> None:
     genuine = loading.load_from_arguments
@@ -305,6 +302,7 @@ def test_frozen_weights(diagnose: Diagnose, monkeypatch: pytest.MonkeyPatch, onl
         assert rules(content)["gradient_zero"]["consequence_of"] == "nothing_trained"
 
 
+@SLOW
 def test_one_batch_over_and_over(diagnose: Diagnose, healthy: Path, tmp_path: Path) -> None:
     argv = "--overfit_single_batch 3 --beta 0.1 --compare"
     _, content = diagnose(*argv.split(), str(healthy))
@@ -327,7 +325,7 @@ def test_bad_input_is_refused_before_anything_is_loaded(recipe: ModuleType) -> N
         recipe.main([*SMALL, "--compare", "runs/none"])
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.parametrize("options", ["", "--zero_variance teach --sft_coef 0.1"])
 def test_two_processes_report_once(tmp_path: Path, options: str) -> None:
     argv = f"--heldout_rows 30 --beta 0.1 --output_dir out {options}".split()

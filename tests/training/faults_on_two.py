@@ -3,8 +3,10 @@
 With `busy`, the other process does not come to a collective for a long time.
 """
 
+import os
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accelerate import PartialState
@@ -40,8 +42,14 @@ def plant(place: str, rank: int, busy: bool) -> None:
     setattr(owner, name, failing)
 
 
-if __name__ == "__main__":
-    place, rank, *words = sys.argv[1:]
+def run(argv: Sequence[str], variables: Mapping[str, str]) -> None:
+    """In a process that was forked, with the variables of a launcher."""
+    os.environ |= variables
+    place, rank, *words = argv
     plant(place, int(rank), "busy" in words)
     sys.argv[1:] = [word for word in words if word != "busy"]
     run_cli(recipe("grpo").main)
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:], {})

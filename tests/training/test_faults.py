@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from functools import partial
@@ -10,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accelerate.utils.other import get_free_port
 
 from rookworld_rlvr.data.parsing import raw_rows
 from rookworld_rlvr.data.sources import SourceArguments
 
 from ..recipes.test_recipes import SMALL
 from ..support import REPOSITORY, forked_two, history
-from . import soak_on_two
+from . import faults_on_two, soak_on_two
 
 LAUNCH = "import sys, rookworld_rlvr.cli.main as cli; raise SystemExit(cli.launch(sys.argv[1:]))"
 PLANTED = ["--module", "tests.training.faults_on_two"]
@@ -43,40 +43,33 @@ def start(*words: str) -> subprocess.Popen[str]:
     )
 
 
-def end(*launchers: subprocess.Popen[str]) -> list[str]:
-    """What was printed to stderr; a hang ends in `TimeoutExpired`."""
-    try:
-        return [launcher.communicate(timeout=240)[1] for launcher in launchers]
-    finally:
-        for launcher in launchers:
-            launcher.kill()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "rank"),
     [("sampling", 1), ("reward", 0), ("loss", 1), ("evaluation", 0), ("saving", 0), ("saving", 1)],
 )
 def test_an_exception_on_one_process_ends_both(place: str, rank: int, tmp_path: Path) -> None:
-    words = [place, str(rank), *SMALL, "--max_steps", "4", "--output_dir", str(tmp_path)]
-    launcher = start("--main_process_port", "0", *PLANTED, *words)
-    (said,) = end(launcher)
-    assert launcher.returncode == 1, said[-3000:]
+    words = [place, str(rank), *SMALL, "--max_steps", "4", "--output_dir", str(tmp_path / "run")]
+    codes, said = forked_two(tmp_path, faults_on_two.run, words, timeout=240)
+    assert codes == [1, 1], said[-3000:]
     assert said.count("Traceback (most recent call last)") == 1, said
     assert said.count(f"KeyError: 'planted in {place}'") in (1, 2), said
     because = f"process {1 - rank} ends, because process {rank} failed (KeyError: 'planted in"
-    assert said.count(" ends, because ") == said.count(because) <= 1, said
+    assert said.count(" ends, because ") == said.count(because) == 1, said
 
 
 @pytest.mark.slow
 def test_a_busy_process_on_another_machine_ends_too(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    machines = f"--num_machines 2 --main_process_ip 127.0.0.1 --main_process_port {port}".split()
+    machines = f"--num_machines 2 --main_process_ip 127.0.0.1 --main_process_port {get_free_port()}"
     words = ["sampling", "1", "busy", *SMALL, "--output_dir", str(tmp_path)]
-    launchers = [start(*machines, "--machine_rank", rank, *PLANTED, *words) for rank in "01"]
-    first, second = end(*launchers)
+    launchers = [
+        start(*machines.split(), "--machine_rank", rank, *PLANTED, *words) for rank in "01"
+    ]
+    try:
+        first, second = (launcher.communicate(timeout=240)[1] for launcher in launchers)
+    finally:
+        for launcher in launchers:
+            launcher.kill()
     assert [launcher.returncode for launcher in launchers] == [1, 1]
     assert (first + second).count("Traceback (most recent call last)") == 1
     assert "process 0 ends, because process 1 failed (KeyError: 'planted in sampling')" in first

@@ -61,6 +61,7 @@ def test_an_unchanged_model_forgets_nothing(tokenizer: Any, tmp_path: Path) -> N
     assert "| `other/policy/all_legal` | 12 |" in (tmp_path / "run" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_failed_measurement_leaves_the_final_model(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(measurements, "evaluate_completions", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -69,6 +70,7 @@ def test_a_failed_measurement_leaves_the_final_model(tmp_path: Path, monkeypatch
     assert {"adapter", "trainer_state.json"} <= {path.name for path in (tmp_path / "run").iterdir()}
 
 
+@pytest.mark.slow
 def test_a_start_that_is_gone_leaves_the_results(tmp_path: Path, monkeypatch: Any) -> None:
     loads, genuine = iter((True, False)), loading.load_start
 

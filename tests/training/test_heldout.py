@@ -47,7 +47,7 @@ def decoded() -> Iterator[list[bool]]:
 METRIC = "suites/environment/exact"
 
 
-@pytest.mark.parametrize("keeps_best", [True, False])
+@pytest.mark.parametrize("keeps_best", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_suite_chooses_the_checkpoint(keeps_best: bool, tokenizer: Any, build: Any) -> None:
     """A reward for nonsense drives the model down, so the best checkpoint is not the last one."""
     suite, model = EnvironmentSuite(16, 0), loading.load_model(loading.PACKAGED_MODEL)

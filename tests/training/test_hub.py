@@ -50,6 +50,7 @@ def test_what_a_run_pushes_after_its_end(hub: Hub, tmp_path: Path) -> None:
     assert b"<html" in files["report.html"]
 
 
+@pytest.mark.slow
 def test_adapters_are_pushed_and_a_push_that_fails_is_told(hub: Hub, tmp_path: Path) -> None:
     hub.refused = "/commit/"
     lora = "--use_peft true --lora_r 2 --lora_target_modules c_attn c_proj --hub_revision try"

@@ -200,6 +200,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return on_two("two_processes", tmp_path_factory.mktemp("two"))
 
 
+@pytest.mark.slow
 def test_two_processes_decide_alike_where_only_one_lacks_signal(two: list[Any]) -> None:
     first, second = (found["run"] for found in two)
     assert first == second, "to the last bit, weights too: else processes drift apart"
@@ -210,6 +211,7 @@ def test_two_processes_decide_alike_where_only_one_lacks_signal(two: list[Any]) 
     assert first["state"]["kl"]["beta"] != 0.1
 
 
+@pytest.mark.slow
 def test_two_processes_mix_three_tasks_in_one_batch(two: list[Any]) -> None:
     first, second = (found["tasks"] for found in two)
     logged, rows = first["logged"], [*first["rows"], *second["rows"]]
