@@ -61,10 +61,9 @@ def test_an_exception_on_one_process_ends_both(place: str, rank: int, tmp_path: 
 @pytest.mark.slow
 def test_a_busy_process_on_another_machine_ends_too(tmp_path: Path) -> None:
     machines = f"--num_machines 2 --main_process_ip 127.0.0.1 --main_process_port {get_free_port()}"
-    words = ["sampling", "1", "busy", *SMALL, "--output_dir", str(tmp_path)]
-    launchers = [
-        start(*machines.split(), "--machine_rank", rank, *PLANTED, *words) for rank in "01"
-    ]
+    words = [*machines.split(), *PLANTED, "sampling", "1", "busy", *SMALL]
+    words += ["--output_dir", str(tmp_path)]
+    launchers = [start("--machine_rank", rank, *words) for rank in "01"]
     try:
         first, second = (launcher.communicate(timeout=240)[1] for launcher in launchers)
     finally:
