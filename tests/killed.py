@@ -74,14 +74,15 @@ def run(name: str, argv: Sequence[str], cwd: Path, kill: Kill | None = None) -> 
 
 def start(name: str, argv: Sequence[str], cwd: Path, kill: Kill | None = None) -> BaseProcess:
     """A script that runs in a process of its own, and prints into `LOG` in its folder."""
-    return forked(cwd / LOG, _run, name, list(argv), str(cwd), kill)
+    return forked(cwd / LOG, run_script, name, list(argv), str(cwd), kill)
 
 
-def forked(log: Path, target: Callable[..., None], *args: Any) -> BaseProcess:
+def forked(log: Path, target: Callable[..., None], *args: Any, **variables: str) -> BaseProcess:
     """A function that runs in a process forked from the server, and prints into a file."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])  # if there is no server of `serve`
-    process = context.Process(target=_printing, args=(str(log), dict(os.environ), target, *args))
+    environment = {**os.environ, **variables}
+    process = context.Process(target=_printing, args=(str(log), environment, target, *args))
     process.start()
     return process
 
@@ -127,7 +128,7 @@ def _printing(log: str, environment: Any, target: Callable[..., None], *args: An
     target(*args)
 
 
-def _run(name: str, argv: list[str], cwd: str, kill: Kill | None) -> None:
+def run_script(name: str, argv: Sequence[str], cwd: str, kill: Kill | None) -> None:
     os.chdir(cwd)
     os.environ["XDG_CACHE_HOME"] = str(Path(cwd, "cache"))
     preflight.PREFLIGHT_ROWS = 4

@@ -2,9 +2,8 @@
 
 import importlib
 import json
-import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from accelerate import PartialState
@@ -18,12 +17,7 @@ def main(argv: Sequence[str]) -> None:
     Path(folder, f"process{PartialState().process_index}.json").write_text(json.dumps(result))
 
 
-def run(argv: Sequence[str], variables: Mapping[str, str]) -> None:
-    """`main` in a process that was forked, with the variables of a launcher."""
-    os.environ |= variables
+def run(argv: Sequence[str]) -> None:
+    """The same in a process that was forked, with the variables of a launcher."""
     sys.argv = [__name__, *argv]
-    run_cli(main)
-
-
-if __name__ == "__main__":
     run_cli(main)

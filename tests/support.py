@@ -13,7 +13,7 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -149,15 +149,6 @@ def checked(done: Done, code: int | None) -> Done:
     return done
 
 
-def launch(*words: str, cwd: Path = REPOSITORY, code: int | None = 0, **options: Any) -> Done:
-    """`accelerate launch` of two processes on the CPU, a core each; a hang ends in `TimeoutExpired`."""
-    launcher = str(Path(sys.executable).with_name("accelerate"))
-    config = str(REPOSITORY / "accelerate_configs" / "cpu.yaml")
-    command = [launcher, "launch", "--config_file", config, "--num_processes", "2"]
-    command += ["--main_process_port", "0"]  # a free one: another test may launch at the same time
-    return ran(*command, *words, cwd=cwd, code=code, **{"timeout": 240, **options})
-
-
 def ran(*command: str, code: int | None = 0, **options: Any) -> Done:
     """A command in a process of its own, on one core; see `script` for its exit code."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -167,19 +158,28 @@ def ran(*command: str, code: int | None = 0, **options: Any) -> Done:
 
 def on_two(name: str, folder: Path, *words: str, timeout: float = 240) -> list[Any]:
     """What `main` of a module of tests gives on each of two processes, forked as if launched."""
-    codes, said = forked_two(folder, run_on_two, [f"tests.{name}", str(folder), *words], timeout)
+    codes, said = forked_two(
+        folder, run_on_two, [f"tests.{name}", str(folder), *words], timeout=timeout
+    )
     assert codes == [0, 0], (codes, said[-3000:])
     return [json.loads((folder / f"process{rank}.json").read_text()) for rank in range(2)]
 
 
+def script_on_two(name: str, *argv: str, cwd: Path, code: int = 0) -> str:
+    """What a script of `recipes/` prints on two processes, forked as if launched."""
+    codes, said = forked_two(cwd, killed.run_script, name, argv, str(cwd), None)
+    assert codes == [code, code], (codes, said[-3000:])
+    return said
+
+
 def forked_two(
-    folder: Path, target: Callable[..., None], argv: Sequence[str], timeout: float
+    folder: Path, target: Callable[..., None], *args: Any, timeout: float = 240
 ) -> tuple[list[int | None], str]:
     """Run a function in two processes, with a launcher's variables; exit codes, and what they print."""
     store = TCPStore("127.0.0.1", 0, is_master=True)
     logs = [folder / f"process{rank}.log" for rank in range(2)]
     processes = [
-        killed.forked(log, target, argv, killed.launched(store.port, rank))
+        killed.forked(log, target, *args, **killed.launched(store.port, rank))
         for rank, log in enumerate(logs)
     ]
     for process in processes:

@@ -22,7 +22,7 @@ from rookworld_rlvr.training.parts import registry
 
 from .. import support
 from ..browser import HEIGHT, WIDTHS, Browser
-from ..support import RECIPES, launch
+from ..support import RECIPES, script_on_two
 
 SMALL = "--use_cpu --heldout_rows 10 --per_device_train_batch_size 16".split()
 SLOW = pytest.mark.slow
@@ -329,8 +329,7 @@ def test_bad_input_is_refused_before_anything_is_loaded(recipe: ModuleType) -> N
 @pytest.mark.parametrize("options", ["", "--zero_variance teach --sft_coef 0.1"])
 def test_two_processes_report_once(tmp_path: Path, options: str) -> None:
     argv = f"--heldout_rows 30 --beta 0.1 --output_dir out {options}".split()
-    done = launch(str(RECIPES / "diagnose.py"), *SMALL, *argv, cwd=tmp_path)
-    assert done.stdout.count("10. Analysis") == 1
+    assert script_on_two("diagnose.py", *SMALL, *argv, cwd=tmp_path).count("10. Analysis") == 1
     content = json.loads((tmp_path / "out" / "diagnosis.json").read_text())
     assert content["setup"]["processes"] == 2
     rows = rows_of(content)

@@ -14,7 +14,7 @@ from rookworld_rlvr.reports.record import read_runs
 
 from .. import killed
 from ..killed import differences, outcome
-from ..support import RECIPES, history, launch, script
+from ..support import history, script, script_on_two
 
 SMALL = """
     --dataset_name rows.parquet --heldout_rows 6 --max_steps 4 --per_device_train_batch_size 8
@@ -117,13 +117,12 @@ def test_wandb_goes_on_with_the_same_run(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_save_and_go_on_together(folder: Path) -> None:
-    command = [str(RECIPES / "grpo.py"), *SMALL, *OFF]
-    done = launch(*command, cwd=folder)
+    script_on_two("grpo.py", *SMALL, *OFF, cwd=folder)
     names = {path.name for path in (folder / "run" / "checkpoint-4").iterdir()}
     assert {"between_steps_0.pt", "between_steps_1.pt", "rng_state_1.pth"} <= names
     whole = outcome(folder / "run")
     stop(folder / "run")
     cut(folder / "run" / "checkpoint-4" / "rng_state_1.pth")
-    done = launch(*command, cwd=folder)
-    assert done.stdout.count("checkpoint-4 is damaged (rng_state_1.pth does not have") == 1
+    said = script_on_two("grpo.py", *SMALL, *OFF, cwd=folder)
+    assert said.count("checkpoint-4 is damaged (rng_state_1.pth does not have") == 1
     assert differences(outcome(folder / "run"), whole) == []

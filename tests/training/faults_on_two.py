@@ -3,10 +3,9 @@
 With `busy`, the other process does not come to a collective for a long time.
 """
 
-import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from accelerate import PartialState
@@ -42,9 +41,8 @@ def plant(place: str, rank: int, busy: bool) -> None:
     setattr(owner, name, failing)
 
 
-def run(argv: Sequence[str], variables: Mapping[str, str]) -> None:
-    """In a process that was forked, with the variables of a launcher."""
-    os.environ |= variables
+def run(argv: Sequence[str]) -> None:
+    """In one of two processes."""
     place, rank, *words = argv
     plant(place, int(rank), "busy" in words)
     sys.argv[1:] = [word for word in words if word != "busy"]
@@ -52,4 +50,4 @@ def run(argv: Sequence[str], variables: Mapping[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    run(sys.argv[1:], {})
+    run(sys.argv[1:])

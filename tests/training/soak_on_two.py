@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -65,9 +65,8 @@ class Faults:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def run(argv: Sequence[str], variables: Mapping[str, str]) -> None:
-    """In a process that was forked, with the variables of a launcher."""
-    os.environ |= variables
+def run(argv: Sequence[str]) -> None:
+    """In one of two processes."""
     folder, kind, *words = argv
     script = recipe("grpo")
     if kind == "faults":

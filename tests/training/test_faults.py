@@ -50,7 +50,7 @@ def start(*words: str) -> subprocess.Popen[str]:
 )
 def test_an_exception_on_one_process_ends_both(place: str, rank: int, tmp_path: Path) -> None:
     words = [place, str(rank), *SMALL, "--max_steps", "4", "--output_dir", str(tmp_path / "run")]
-    codes, said = forked_two(tmp_path, faults_on_two.run, words, timeout=240)
+    codes, said = forked_two(tmp_path, faults_on_two.run, words)
     assert codes == [1, 1], said[-3000:]
     assert said.count("Traceback (most recent call last)") == 1, said
     assert said.count(f"KeyError: 'planted in {place}'") in (1, 2), said

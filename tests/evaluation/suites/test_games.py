@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -28,7 +29,7 @@ from rookworld_rlvr.tasks.environment import parse_environment_prompt, write_env
 
 from ...engines import engine_arguments, misbehaving, script
 from ...scripted import GARBAGE, Scripted
-from ...support import RECIPES, launch, recipe
+from ...support import RECIPES, REPOSITORY, ran, recipe, script_on_two
 from ...support import script as run_script
 
 NO_ENGINE = EngineArguments(engine_path="/no/engine")
@@ -327,11 +328,7 @@ def test_an_engine_that_fails_ends_the_run(stockfish: str, tmp_path: Path, monke
             VersusStockfishSuite(2, 0, engine_arguments(path)).run(RandomMover())
 
 
-def launch_two(folder: Path, *words: str, code: int = 0) -> Any:
-    words = (str(RECIPES / "evaluate.py"), "--output_file", "results.json", *words)
-    return launch(*words, cwd=folder, code=code)
-
-
+TWO = partial(script_on_two, "evaluate.py", "--output_file", "results.json")
 VERSUS = "--suites versus_stockfish --suite_games 2 --model_name_or_path random --engine_path"
 
 
@@ -339,8 +336,8 @@ VERSUS = "--suites versus_stockfish --suite_games 2 --model_name_or_path random 
 def test_two_processes_answer_and_play_as_one_does(tmp_path: Path) -> None:
     names = ["environment", "fill_in", "mate_in_one", "closed_loop"]
     words = f"--suite_rows 5 --suite_games 3 --suite_seed {SURE} --max_new_tokens 70"
-    done = launch_two(tmp_path, "--suites", *names, *words.split())
-    assert done.stdout.count("environment (version") == 1, "printed once"
+    said = TWO("--suites", *names, *words.split(), cwd=tmp_path)
+    assert said.count("environment (version") == 1, "printed once"
     document = json.loads((tmp_path / "results.json").read_text())
     assert document["provenance"]["versions"]["trl"]
     assert document["suites"].keys() == set(names)
@@ -354,7 +351,12 @@ def test_two_processes_answer_and_play_as_one_does(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_share_one_engine(tmp_path: Path, stockfish: str) -> None:
-    launch_two(tmp_path, *VERSUS.split(), misbehaving(tmp_path, stockfish, "dies", when="False"))
+    engine = misbehaving(tmp_path, stockfish, "dies", when="False")
+    config = REPOSITORY / "accelerate_configs" / "cpu.yaml"
+    launch = f"launch --config_file {config} --num_processes 2 --main_process_port 0".split()
+    words = [*launch, str(RECIPES / "evaluate.py"), "--output_file", "results.json"]
+    accelerate = str(Path(sys.executable).with_name("accelerate"))
+    ran(accelerate, *words, *VERSUS.split(), engine, cwd=tmp_path, timeout=240)
     # One engine to be looked at and one to play, both of the main process.
     assert len((tmp_path / "pids").read_text().split()) == 2
     result = json.loads((tmp_path / "results.json").read_text())["suites"]["versus_stockfish"]
@@ -363,6 +365,6 @@ def test_two_processes_share_one_engine(tmp_path: Path, stockfish: str) -> None:
 
 @pytest.mark.slow
 def test_an_engine_that_fails_ends_both_processes(tmp_path: Path, stockfish: str) -> None:
-    done = launch_two(tmp_path, *VERSUS.split(), misbehaving(tmp_path, stockfish, "dies"), code=1)
-    assert "engine process died" in done.stderr
+    engine = misbehaving(tmp_path, stockfish, "dies")
+    assert "engine process died" in TWO(*VERSUS.split(), engine, cwd=tmp_path, code=2)
     assert not (tmp_path / "results.json").exists()
