@@ -94,6 +94,7 @@ def test_what_a_run_writes_can_be_read_by_others_runs_nothing_and_has_no_token(r
     assert [path for path in run.iterdir() if path.suffix in (".bin", ".pt", ".pkl")] == []
 
 
+@pytest.mark.slow
 def test_adapters_can_be_read_by_others(tmp_path: Path) -> None:
     words = f"--config {RECIPES}/sft_fill_in.yaml --synthetic_fill_in_rows 60 --report_to none"
     words += " --use_peft --lora_r 2 --lora_target_modules c_attn c_fc"

@@ -317,6 +317,7 @@ def test_an_engine_without_levels_leaves_the_suite_out(tmp_path: Path) -> None:
         assert not suites and reason in left_out["versus_stockfish"]
 
 
+@pytest.mark.slow
 def test_an_engine_that_fails_ends_the_run(stockfish: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(matches, "TIMEOUT_S", 0.5)
     started = partial(chess.engine.SimpleEngine.popen_uci, timeout=3.0)  # beside the search's time
