@@ -22,7 +22,7 @@ diagnose: $(INSTALLED) ## Take one GRPO step and take it apart; ARGS="--config r
 test: $(INSTALLED) ## Run the tests that take seconds; ARGS="-k rules" picks some
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow and not gpu" $(ARGS)
 
-test-slow: $(INSTALLED) ## Run the tests that take minutes
+test-slow: $(INSTALLED) ## Run the longer tests, two at once
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not gpu" $(ARGS)
 
 test-vllm: ## Run the tests of sampling by vLLM, on the CPU and in a venv of their own
@@ -49,12 +49,14 @@ canary: ## Run the trainer's tests against the newest TRL and transformers, in a
 	.venv-canary/bin/python -m pip install -q -e '.[dev]'
 	.venv-canary/bin/python -m pip install -q --upgrade trl transformers  # whatever pyproject.toml pins
 	OMP_NUM_THREADS=1 .venv-canary/bin/python -m pytest -m "not slow and not gpu" tests/training $(ARGS)
+	OMP_NUM_THREADS=1 .venv-canary/bin/python -m pytest -m slow tests/training/parts/test_groups.py
 
 oldest: ## Run the tests of training, models and evaluation with the oldest versions allowed
 	test -d .venv-oldest || $(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install -q -c constraints-oldest.txt torch
 	.venv-oldest/bin/python -m pip install -q -c constraints-oldest.txt -e '.[dev]'
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -m "not slow and not gpu" tests/training tests/models tests/evaluation $(ARGS)
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -m slow tests/training/parts/test_groups.py tests/models
 
 gpu: ## On one GPU, run its tests, benchmarks and 124M recipes in nine minutes; writes runs/gpu.md
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu.py $(ARGS)
@@ -79,6 +81,7 @@ release: $(INSTALLED) ## Check, build and tag the version of rookworld_rlvr/__in
 	@grep -q '^version: $(VERSION)$$' CITATION.cff || { echo 'CITATION.cff has another version than $(VERSION); set it and the date' >&2; exit 1; }
 	@! git rev-parse -q --verify v$(VERSION) >/dev/null || { echo 'v$(VERSION) is tagged already; raise __version__' >&2; exit 1; }
 	$(MAKE) lint test
+	$(MAKE) test-slow ARGS=tests/docs
 	rm -rf dist
 	$(BIN)/hatchling build
 	git tag -a v$(VERSION) -m 'rookworld-rlvr $(VERSION)'

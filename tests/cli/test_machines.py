@@ -1,7 +1,6 @@
 """Several machines: the options, and two groups of processes on loopback, one of them killed."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from rookworld_rlvr.cli.main import command_line
 from rookworld_rlvr.common.errors import ConfigurationError
 
 from ..engines import wait_until
-from ..support import REPOSITORY
+from ..support import REPOSITORY, started
 
 ADDRESS = "--main_process_ip 127.0.0.2 --main_process_port 29500"
 SMALL = "--per_device_train_batch_size 8 --heldout_rows 6 --synthetic_rows 100 --report_to none"
@@ -46,10 +45,9 @@ class Machines:
         line += f" --main_process_ip 127.0.0.2 --main_process_port {get_free_port()}"
         command = [sys.executable, "-um", "rookworld_rlvr.cli.main", *line.split(), *words]
         self.logs = [folder / f"machine{rank}.log" for rank in range(2)]
-        options: Any = {"cwd": folder, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
-        options["stderr"] = subprocess.STDOUT
+        options: Any = {"cwd": folder, "stderr": subprocess.STDOUT}
         self.launchers = [
-            subprocess.Popen([*command, f"--machine_rank={rank}"], stdout=log.open("wb"), **options)
+            started(*command, f"--machine_rank={rank}", stdout=log.open("wb"), **options)
             for rank, log in enumerate(self.logs)
         ]
 

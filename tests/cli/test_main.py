@@ -17,7 +17,7 @@ from rookworld_rlvr.cli.main import command_line, main, recipes, usage
 from rookworld_rlvr.cli.run import MODULES, SCRIPTS
 from rookworld_rlvr.common.errors import ConfigurationError
 
-from ..support import RECIPES, REPOSITORY, ran
+from ..support import RECIPES, REPOSITORY, ran, started
 
 MAIN = "from rookworld_rlvr.cli.main import main; main()"
 
@@ -81,15 +81,8 @@ def test_a_signal_stops_two_processes_after_the_same_step(who: str, tmp_path: Pa
     words = "grpo --accelerate_config cpu --num_processes 2 --max_steps 500 --heldout_rows 6"
     words += " --per_device_train_batch_size 16 --report_to none --logging_steps 1"
     words += " --eval_steps 500 --save_steps 500 --output_dir run"
-    process = subprocess.Popen(
-        [sys.executable, "-uc", MAIN, *words.split()],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    command = [sys.executable, "-uc", MAIN, *words.split()]
+    process = started(*command, cwd=tmp_path, start_new_session=True)
     assert process.stdout is not None
     next(line for line in process.stdout if line.startswith("step     2/500"))
     number = signal.SIGINT if who == "terminal" else signal.SIGTERM

@@ -6,7 +6,6 @@ import functools
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 
 from ..killed import forked, launched
+from ..support import started
 
 Main = Callable[[Sequence[str]], None]
 
@@ -179,9 +179,8 @@ main()
 
 def test_ctrl_c_at_the_start_is_one_line() -> None:
     """At three moments. Before it was a traceback with exit code 1, or nothing at all."""
-    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    pipes["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
-    processes = [subprocess.Popen([sys.executable, "-c", START], **pipes) for _ in range(3)]
+    usual = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    processes = [started(sys.executable, "-c", START, preexec_fn=usual) for _ in range(3)]
     for process in processes:
         time.sleep(0.7)
         process.send_signal(signal.SIGINT)

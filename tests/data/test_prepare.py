@@ -26,7 +26,7 @@ from rookworld_rlvr.tasks.types import values_by_move
 
 from ..engines import valued, wait_until, wait_until_valued
 from ..rows import write_jsonl
-from ..support import REPOSITORY, recipe, script
+from ..support import REPOSITORY, recipe, script, started
 
 SCRIPT = REPOSITORY / "recipes" / "prepare_data.py"
 ASKED = "A: 6k1/5ppp/8/8/8/8/7P/R6K w - - 0 1+h2h4+h2h4+"
@@ -154,8 +154,7 @@ def argv(folder: Path, rows: Path) -> list[str]:
 
 def start(folder: Path, rows: Path) -> subprocess.Popen[str]:
     command = [sys.executable, str(SCRIPT), *argv(folder, rows), "--engine_workers", "2"]
-    options: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command, start_new_session=True, **options)
+    return started(*command, stderr=subprocess.STDOUT, start_new_session=True)
 
 
 def kill_an_engine(process: subprocess.Popen[str]) -> None:

@@ -101,7 +101,9 @@ def run(words: list[str], folder: Path) -> bool:
     elif command == "uci":  # an engine ends its process
         module = ("-m", MODULES[command], *given)
         assert "uciok" in ran(sys.executable, *module, input="uci\nquit\n", cwd=folder).stdout
-    elif command == "web" and "--space" not in given:
+    elif command == "web" and "--space" in given:  # as a user starts it, with nothing imported
+        ran(sys.executable, "-m", MODULES[command], *given, cwd=folder)
+    elif command == "web":
         run_page(given, folder)
     elif command in MODULES:
         run_module(MODULES[command], given, folder)
@@ -144,16 +146,21 @@ def run_page(words: list[str], folder: Path) -> None:
     """The page, which is served until it is interrupted."""
     said = folder / "page.txt"
     page = forked(said, serve_page, words, folder)
-    wait_until(lambda: said.is_file() and "the page is at http://127.0.0.1:" in said.read_text())
-    assert page.pid is not None
-    os.kill(page.pid, signal.SIGINT)
-    page.join(60)
-    page.kill()
+    served = "the page is at http://127.0.0.1:"
+    try:
+        wait_until(lambda: not page.is_alive() or (said.is_file() and served in said.read_text()))
+        assert served in said.read_text() and page.pid is not None, said.read_text()
+        os.kill(page.pid, signal.SIGINT)
+        page.join(60)
+    finally:
+        page.kill()
     assert page.exitcode == 130, (page.exitcode, said.read_text())
 
 
 def serve_page(words: list[str], folder: Path) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # the background is not interrupted
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # which a job in the background ignores
     os.chdir(folder)
     sys.argv = [MODULES["web"], *words]
     runpy.run_module(MODULES["web"], run_name="__main__")

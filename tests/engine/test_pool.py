@@ -4,7 +4,6 @@ import asyncio
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +30,7 @@ from ..engines import (
     wait_until,
 )
 from ..rows import START
-from ..support import ran
+from ..support import ran, started
 
 Truth = dict[str, Values]
 
@@ -259,13 +258,11 @@ def test_a_program_that_forgets_to_close_leaves_no_process(stockfish: str, tmp_p
 
 def test_ctrl_c_ends_a_search_and_leaves_no_process(stockfish: str, tmp_path: Path) -> None:
     path = misbehaving(tmp_path, stockfish, "is deaf", when="count >= 3")
-    command = [sys.executable, "-c", PROGRAM, path, *POSITIONS[:2]]
-    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, **pipes) as process:
+    with started(sys.executable, "-c", PROGRAM, path, *POSITIONS[:2]) as process:
         wait_until(lambda: searches(tmp_path) >= 3)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (0, b"interrupted\nend\n", b"")
+    assert (process.returncode, out, err) == (0, "interrupted\nend\n", "")
     wait_until(lambda: gone(tmp_path))
 
 

@@ -17,6 +17,7 @@ from rookworld_rlvr.tasks.types import Values, ValueSource, values_by_move
 
 from ..engines import POSITIONS, FakeLabeller, engine_arguments, fake_values
 from ..rows import START, column, write_jsonl
+from ..support import started
 
 STORED_VALUES = {"e1d1": 5, "e1f1": -5}
 STORED = column(STORED_VALUES)
@@ -128,10 +129,8 @@ for n in itertools.islice(itertools.count(), int(count) or None):
 
 def writer(file: Path, name: str, count: int) -> Any:
     """A process that waits for a line and then writes; it says the number of each row it has put."""
-    argv = (file, SOURCE.engine, SOURCE.limit, name, count)
-    command = [sys.executable, "-c", WRITER, *map(str, argv)]
-    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, **pipes)
+    argv = map(str, (file, SOURCE.engine, SOURCE.limit, name, count))
+    return started(sys.executable, "-c", WRITER, *argv, stdin=subprocess.PIPE, stderr=None)
 
 
 def go(*writers: Any) -> None:

@@ -5,7 +5,7 @@ import copy
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -29,25 +29,9 @@ SLOW = pytest.mark.slow
 Diagnose = Callable[..., tuple[int, dict[str, Any]]]
 
 
-def once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function's first result, whatever it is given later."""
-    results: list[Any] = []
-
-    def wrapper(*given: Any) -> Any:
-        results.extend([] if results else [function(*given)])
-        return results[0]
-
-    return wrapper
-
-
 @pytest.fixture(scope="module")
-def recipe() -> Iterator[ModuleType]:
-    """The script as a module whose data are read, and whose prompts are measured, once."""
-    module = support.recipe("diagnose")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "load_data", once(module.load_data))
-        patch.setattr(loading, "check_lengths", once(loading.check_lengths))
-        yield module
+def recipe() -> ModuleType:
+    return support.recipe("diagnose")
 
 
 @pytest.fixture

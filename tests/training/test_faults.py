@@ -1,7 +1,6 @@
 """An exception on one of two processes ends both; a run with failing rewards and engines learns."""
 
 import json
-import os
 import subprocess
 import sys
 from functools import partial
@@ -15,7 +14,7 @@ from rookworld_rlvr.data.parsing import raw_rows
 from rookworld_rlvr.data.sources import SourceArguments
 
 from ..recipes.test_recipes import SMALL
-from ..support import REPOSITORY, forked_two, history
+from ..support import REPOSITORY, forked_two, history, started
 from . import faults_on_two, soak_on_two
 
 LAUNCH = "import sys, rookworld_rlvr.cli.main as cli; raise SystemExit(cli.launch(sys.argv[1:]))"
@@ -31,16 +30,10 @@ KEYS = f"""
 
 
 def start(*words: str) -> subprocess.Popen[str]:
-    """The launcher, as the command `rookworld` starts it, in a process of its own."""
+    """The launcher, as the command `rookworld` starts it, with an exception planted."""
     config = str(REPOSITORY / "accelerate_configs" / "cpu.yaml")
-    return subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, "--config_file", config, "--num_processes", "2", *words],
-        cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    options = ["--config_file", config, "--num_processes", "2", *words]
+    return started(sys.executable, "-c", LAUNCH, *options, cwd=REPOSITORY)
 
 
 @pytest.mark.slow
@@ -56,6 +49,24 @@ def test_an_exception_on_one_process_ends_both(place: str, rank: int, tmp_path: 
     assert said.count(f"KeyError: 'planted in {place}'") in (1, 2), said
     because = f"process {1 - rank} ends, because process {rank} failed (KeyError: 'planted in"
     assert said.count(" ends, because ") == said.count(because) == 1, said
+
+
+@pytest.mark.slow
+def test_a_launcher_ends_the_other_process_too(tmp_path: Path) -> None:
+    words = [
+        "--main_process_port",
+        "0",
+        *PLANTED,
+        "loss",
+        "1",
+        *SMALL,
+        "--output_dir",
+        str(tmp_path),
+    ]
+    launcher = start(*words)
+    said = launcher.communicate(timeout=240)[1]
+    assert launcher.returncode == 1 and said.count("Traceback (most recent call last)") == 1, said
+    assert said.count(" ends, because ") <= 1
 
 
 @pytest.mark.slow
@@ -83,7 +94,7 @@ def soaked(folder: Path, kind: str) -> dict[str, Any]:
     words = [str(folder), kind, *KEYS, "--dataset_name", str(rows)]
     run = partial(forked_two, folder, soak_on_two.run, words, timeout=900)
     while "interrupted at step" in (ended := run())[1]:
-        assert 0 not in ended[0] and starts < 4
+        assert ended[0] == [143, 143] and starts < 4, ended[0]
         starts += 1
     assert ended[0] == [0, 0], ended[1][-3000:]
     log = history(folder / "run")

@@ -2,7 +2,6 @@
 
 import json
 import random
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -29,7 +28,7 @@ from rookworld_rlvr.tasks.environment import parse_environment_prompt, write_env
 
 from ...engines import engine_arguments, misbehaving, script
 from ...scripted import GARBAGE, Scripted
-from ...support import RECIPES, REPOSITORY, ran, recipe, script_on_two
+from ...support import recipe, script_on_two
 from ...support import script as run_script
 
 NO_ENGINE = EngineArguments(engine_path="/no/engine")
@@ -329,7 +328,7 @@ def test_an_engine_that_fails_ends_the_run(stockfish: str, tmp_path: Path, monke
             VersusStockfishSuite(2, 0, engine_arguments(path)).run(RandomMover())
 
 
-TWO = partial(script_on_two, "evaluate.py", "--output_file", "results.json")
+evaluate_on_two = partial(script_on_two, "evaluate.py", "--output_file", "results.json")
 VERSUS = "--suites versus_stockfish --suite_games 2 --model_name_or_path random --engine_path"
 
 
@@ -337,7 +336,7 @@ VERSUS = "--suites versus_stockfish --suite_games 2 --model_name_or_path random 
 def test_two_processes_answer_and_play_as_one_does(tmp_path: Path) -> None:
     names = ["environment", "fill_in", "mate_in_one", "closed_loop"]
     words = f"--suite_rows 5 --suite_games 3 --suite_seed {SURE} --max_new_tokens 70"
-    said = TWO("--suites", *names, *words.split(), cwd=tmp_path)
+    said = evaluate_on_two("--suites", *names, *words.split(), cwd=tmp_path)
     assert said.count("environment (version") == 1, "printed once"
     document = json.loads((tmp_path / "results.json").read_text())
     assert document["provenance"]["versions"]["trl"]
@@ -353,11 +352,7 @@ def test_two_processes_answer_and_play_as_one_does(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_processes_share_one_engine(tmp_path: Path, stockfish: str) -> None:
     engine = misbehaving(tmp_path, stockfish, "dies", when="False")
-    config = REPOSITORY / "accelerate_configs" / "cpu.yaml"
-    launch = f"launch --config_file {config} --num_processes 2 --main_process_port 0".split()
-    words = [*launch, str(RECIPES / "evaluate.py"), "--output_file", "results.json"]
-    accelerate = str(Path(sys.executable).with_name("accelerate"))
-    ran(accelerate, *words, *VERSUS.split(), engine, cwd=tmp_path, timeout=240)
+    evaluate_on_two(*VERSUS.split(), engine, cwd=tmp_path)
     # One engine to be looked at and one to play, both of the main process.
     assert len((tmp_path / "pids").read_text().split()) == 2
     result = json.loads((tmp_path / "results.json").read_text())["suites"]["versus_stockfish"]
@@ -367,5 +362,5 @@ def test_two_processes_share_one_engine(tmp_path: Path, stockfish: str) -> None:
 @pytest.mark.slow
 def test_an_engine_that_fails_ends_both_processes(tmp_path: Path, stockfish: str) -> None:
     engine = misbehaving(tmp_path, stockfish, "dies")
-    assert "engine process died" in TWO(*VERSUS.split(), engine, cwd=tmp_path, code=2)
+    assert "engine process died" in evaluate_on_two(*VERSUS.split(), engine, cwd=tmp_path, code=2)
     assert not (tmp_path / "results.json").exists()

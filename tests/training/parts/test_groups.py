@@ -12,7 +12,7 @@ from rookworld_rlvr.training.parts.part import Sampled, whole
 from rookworld_rlvr.training.parts.zero_variance import fill, next_round
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
-from ...on_two import run
+from ...on_two import run as run_on_two
 from ...support import first_batch, forked_two, on_two
 from ...two_processes import TEMPERATURES
 
@@ -240,7 +240,9 @@ def test_two_processes_mix_three_tasks_in_one_batch(two: list[Any]) -> None:
 
 @pytest.mark.slow
 def test_a_reward_that_fails_on_one_process_ends_both(tmp_path: Path) -> None:
-    codes, printed = forked_two(tmp_path, run, ["tests.two_processes", str(tmp_path), "fail"])
-    assert 0 not in codes
+    codes, printed = forked_two(
+        tmp_path, run_on_two, ["tests.two_processes", str(tmp_path), "fail"]
+    )
+    assert codes == [2, 2]
     said = "a reward failed: the reward uneven raised KeyError: 'planted' (two_processes.py, line "
     assert printed.count(said) == 1, "on the first process that ends"
