@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,7 @@ from rookworld_rlvr.cli import main
 from rookworld_rlvr.cli.run import MODULES, SCRIPTS
 from rookworld_rlvr.common.files import find_recipe
 
-from ..engines import wait_until
-from ..killed import forked
-from ..support import REPOSITORY, ran, script
+from ..support import REPOSITORY, ran, script, started
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 
@@ -101,9 +100,7 @@ def run(words: list[str], folder: Path) -> bool:
     elif command == "uci":  # an engine ends its process
         module = ("-m", MODULES[command], *given)
         assert "uciok" in ran(sys.executable, *module, input="uci\nquit\n", cwd=folder).stdout
-    elif command == "web" and "--space" in given:  # as a user starts it, with nothing imported
-        ran(sys.executable, "-m", MODULES[command], *given, cwd=folder)
-    elif command == "web":
+    elif command == "web" and "--space" not in given:
         run_page(given, folder)
     elif command in MODULES:
         run_module(MODULES[command], given, folder)
@@ -144,26 +141,16 @@ def small(command: str, words: list[str], folder: Path) -> list[str]:
 
 def run_page(words: list[str], folder: Path) -> None:
     """The page, which is served until it is interrupted."""
-    said = folder / "page.txt"
-    page = forked(said, serve_page, words, folder)
-    served = "the page is at http://127.0.0.1:"
-    try:
-        wait_until(lambda: not page.is_alive() or (said.is_file() and served in said.read_text()))
-        assert served in said.read_text() and page.pid is not None, said.read_text()
-        os.kill(page.pid, signal.SIGINT)
-        page.join(60)
-    finally:
-        page.kill()
-    assert page.exitcode == 130, (page.exitcode, said.read_text())
-
-
-def serve_page(words: list[str], folder: Path) -> None:
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # which a job in the background ignores
-    os.chdir(folder)
-    sys.argv = [MODULES["web"], *words]
-    runpy.run_module(MODULES["web"], run_name="__main__")
+    options: Any = {"cwd": folder, "stderr": None}
+    options["preexec_fn"] = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # as in front
+    with started(sys.executable, "-m", MODULES["web"], *words, **options) as page:
+        said = [line for _, line in zip(range(2), page.stdout, strict=False)]
+        page.send_signal(signal.SIGINT)
+        try:
+            assert page.wait(timeout=60) == 130, said
+        finally:
+            page.kill()
+    assert "the page is at http://127.0.0.1:" in said[-1], said
 
 
 def run_module(module: str, words: list[str], folder: Path) -> None:
