@@ -30,8 +30,7 @@ from ..support import started
 Main = Callable[[Sequence[str]], None]
 
 
-def _run(main: Main, variables: dict[str, str]) -> None:
-    os.environ |= variables
+def _run(main: Main) -> None:
     failures._POLL_S, failures._PATIENCE_S = 0.5, 3.0
     try:
         run_cli(main)
@@ -65,7 +64,7 @@ def fail(folder: Path, errors: Any, delay: float = 1.0, in_turn: bool = False) -
     processes: list[BaseProcess] = []
     for rank, error in enumerate(errors):
         main = functools.partial(fails, error=error, delay=rank * delay)
-        processes.append(forked(folder / f"{rank}.log", _run, main, launched(store.port, rank)))
+        processes.append(forked(folder / f"{rank}.log", _run, main, **launched(store.port, rank)))
         if in_turn:
             processes[-1].join(200)
     for process in processes:
@@ -111,7 +110,7 @@ def reduces(argv: Sequence[str], error: Exception | None) -> None:
 @pytest.mark.parametrize(("error", "code"), [(None, 0), (RookWorldError("planted"), 2)])
 def test_no_thread_of_the_group_stays_behind(error: Any, code: int, tmp_path: Path) -> None:
     """One that outlives the interpreter aborts it (PyTorch issue 190489)."""
-    process = forked(tmp_path / "log", _run, functools.partial(reduces, error=error), {})
+    process = forked(tmp_path / "log", _run, functools.partial(reduces, error=error))
     process.join(200)
     said = (tmp_path / "log").read_text()
     assert process.exitcode == code and said.endswith("group: False threads: []\n"), said

@@ -126,7 +126,9 @@ def test_policy_metrics_by_hand() -> None:
         assert found == pytest.approx({**NONE, **expected}, abs=1e-6)
 
 
-@pytest.mark.parametrize("decoding", [GREEDY, pytest.param(ROOKWORLD, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "decoding", [GREEDY, pytest.param(ROOKWORLD, marks=pytest.mark.slow)], ids=lambda way: way.name
+)
 @pytest.mark.parametrize("kind", [EnvironmentSuite, PolicySuite])
 def test_a_batch_of_one_and_of_many_give_the_same_answers(kind: Any, decoding, tokenizer) -> None:
     suite, model = kind(12, 0), loading.load_model(loading.PACKAGED_MODEL).eval()

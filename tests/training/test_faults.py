@@ -36,6 +36,15 @@ def start(*words: str) -> subprocess.Popen[str]:
     return started(sys.executable, "-c", LAUNCH, *options, cwd=REPOSITORY)
 
 
+def end(*launchers: subprocess.Popen[str]) -> list[str]:
+    """What was printed to stderr; a hang ends in `TimeoutExpired`."""
+    try:
+        return [launcher.communicate(timeout=240)[1] for launcher in launchers]
+    finally:
+        for launcher in launchers:
+            launcher.kill()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "rank"),
@@ -53,18 +62,9 @@ def test_an_exception_on_one_process_ends_both(place: str, rank: int, tmp_path: 
 
 @pytest.mark.slow
 def test_a_launcher_ends_the_other_process_too(tmp_path: Path) -> None:
-    words = [
-        "--main_process_port",
-        "0",
-        *PLANTED,
-        "loss",
-        "1",
-        *SMALL,
-        "--output_dir",
-        str(tmp_path),
-    ]
-    launcher = start(*words)
-    said = launcher.communicate(timeout=240)[1]
+    words = [*PLANTED, "loss", "1", *SMALL, "--output_dir", str(tmp_path)]
+    launcher = start("--main_process_port", "0", *words)
+    (said,) = end(launcher)
     assert launcher.returncode == 1 and said.count("Traceback (most recent call last)") == 1, said
     assert said.count(" ends, because ") <= 1
 
@@ -75,11 +75,7 @@ def test_a_busy_process_on_another_machine_ends_too(tmp_path: Path) -> None:
     words = [*machines.split(), *PLANTED, "sampling", "1", "busy", *SMALL]
     words += ["--output_dir", str(tmp_path)]
     launchers = [start("--machine_rank", rank, *words) for rank in "01"]
-    try:
-        first, second = (launcher.communicate(timeout=240)[1] for launcher in launchers)
-    finally:
-        for launcher in launchers:
-            launcher.kill()
+    first, second = end(*launchers)
     assert [launcher.returncode for launcher in launchers] == [1, 1]
     assert (first + second).count("Traceback (most recent call last)") == 1
     assert "process 0 ends, because process 1 failed (KeyError: 'planted in sampling')" in first
