@@ -23,7 +23,7 @@ test: $(INSTALLED) ## Run the tests that take seconds; ARGS="-k rules" picks som
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow and not gpu" $(ARGS)
 
 test-slow: $(INSTALLED) ## Run the longer tests, two at once
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow and not gpu" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not gpu" $(ARGS)
 
 test-vllm: ## Run the tests of sampling by vLLM, on the CPU and in a venv of their own
 	test -d .venv-vllm || $(PYTHON) -m venv .venv-vllm

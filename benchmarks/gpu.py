@@ -171,7 +171,7 @@ def parts(on_gpu: bool, small: bool, folder: Path) -> list[Part]:
         Part("tests", tests if on_gpu else [*tests, "--collect-only"], 100, tests_row),
         *(step_part(size, [*model, *turns], folder) for size in sizes),
         memory_part(sizes[-1:], model, folder),  # a size takes over a minute
-        *(recipe_part(name, on_gpu, small, folder) for name in RECIPES),
+        *(recipe_part(name, on_gpu, small, folder) for name in (RECIPES[1:] if small else RECIPES)),
     ]
     weights = [__file__, "--weights", str(folder / "model"), *(["--small"] if small else [])]
     return [Part("weights", weights, 60, lambda text: ()), *found]

@@ -1,7 +1,6 @@
 """What `make gpu` does, without a GPU; and both trainers of its benchmarks, tiny."""
 
 import importlib
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -65,13 +64,7 @@ def test_all_parts_run_tiny_on_a_cpu(tmp_path: Path) -> None:
     assert started("gpu", "--device", "cpu", "--small", "--output", str(tmp_path / "gpu.md")) == 0
     text = (tmp_path / "gpu.md").read_text()
     wanted = "tests marked gpu|2 x 4: step, s|grpo_lora: step, s|grpo_lora: tokens a second"
+    tokens = 2 * 4 * 8  # random weights do not end a text
     assert all(what in text for what in [*wanted.split("|"), "peak memory, 2 x 4"])
     assert "failed" not in text
-
-
-@pytest.mark.slow
-def test_both_trainers_do_the_same_work(tmp_path: Path) -> None:
-    words = "--model tiny --turns 1 --steps 2 --output".split()
-    assert started("grpo_step", *words, str(tmp_path / "step.json")) == 0
-    row = json.loads((tmp_path / "step.json").read_text())["completion tokens"]
-    assert row["plain"] == row["ours"] == 2 * 4 * 8  # random weights do not end a text
+    assert f"completion tokens | plain TRL {tokens}, ours {tokens} " in text

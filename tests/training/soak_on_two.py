@@ -23,7 +23,7 @@ from rookworld_rlvr.rewards import guard
 
 from ..support import recipe
 
-ROWS = 16  # of each process and step: two prompts
+ROWS = 8  # of each process and step: two prompts
 ONE_IN = 40  # prompts on which the reward fails; of calls for two prompts, one in 20
 SLOWED_S = 0.03
 KILLED_EVERY = 20  # steps

@@ -22,7 +22,7 @@ PLANTED = ["--module", "tests.training.faults_on_two"]
 STEPS = 200
 KEYS = f"""
     --max_steps {STEPS} --eval_steps {STEPS} --save_steps {STEPS} --logging_steps 1
-    --per_device_train_batch_size {soak_on_two.ROWS} --heldout_rows 100
+    --per_device_train_batch_size {soak_on_two.ROWS} --num_generations 4 --heldout_rows 100
     --task_shares {{"environment":0.5,"policy":0.5}}
     --labels stored_or_engine --engine_depth 2 --engine_cache :memory:
     --resume_from_checkpoint auto --report_to none
