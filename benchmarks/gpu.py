@@ -1,4 +1,4 @@
-"""All that needs a GPU, on one: tests, seconds and memory of a step, ten steps of 124M recipes.
+"""All that needs a GPU, on one: tests, seconds and memory of a step, six steps of 124M recipes.
 
     make gpu                                          # under nine minutes
     python benchmarks/gpu.py --device cpu --small     # tries this script: a tiny model, a step each
@@ -249,7 +249,7 @@ def shown(number: float | None) -> str:
 
 def recipe_part(name: str, on_gpu: bool, small: bool, folder: Path) -> Part:
     """Steps of a recipe as it is, but for weights, data and the rows that are evaluated."""
-    steps = "1" if small else "10"
+    steps = "1" if small else "6"
     run = folder / name
     words = ["recipes/grpo.py", "--config", f"recipes/{name}.yaml", "--output_dir", str(run)]
     words += ["--model_name_or_path", str(folder / "model")]
