@@ -15,7 +15,7 @@ import torch
 from accelerate.utils import gather_object
 from trl.trainer.utils import get_callable_name, is_async_callable
 
-from ..common.errors import RookWorldError
+from ..common.errors import IllegalPositionError, NotationError, RookWorldError
 from ..tasks.registry import task_of
 from ..tasks.text import message_text
 
@@ -94,7 +94,7 @@ class RewardGuard:
             self.faults.append(str(call.error))
             if call.name not in self._shown:
                 self._shown.add(call.name)
-                text = "%s; rows that it gives no number are unscored (shown once)"
+                text = "%s; the rows that it failed on are left out (shown once)"
                 logger.warning(text, call.error, exc_info=call.error.__cause__)
         return call.rewards
 
@@ -231,9 +231,12 @@ def placed_errors(name: str) -> Iterator[None]:
     """Whatever a user's reward raises, as one message with the file and line."""
     try:
         yield
-    except RookWorldError:
-        raise
     except Exception as error:
+        about_text = isinstance(
+            error, NotationError | IllegalPositionError
+        )  # says nothing of a reward
+        if isinstance(error, RookWorldError) and not about_text:
+            raise
         from ..common.own import place_of
 
         raise RookWorldError(f"the reward {name} raised {place_of(error)}") from error

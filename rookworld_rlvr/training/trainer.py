@@ -3,7 +3,8 @@
 Its features are in `parts`. It does not know them by name: it calls the methods that `parts.part.Part`
 lists, of all parts in turn.
 
-Only this file and `checkpoints.py` use private names of TRL and transformers; `test_canary.py` watches.
+Only this file, `checkpoints.py` and, for its seed, `parts/all_moves.py` use private names of TRL and
+transformers; `test_canary.py` watches.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Loss:
     Attributes:
         total: What is differentiated: the sum of the terms.
         terms: Numbers by name: ``policy`` and, where they are on, ``entropy``, ``kl``, ``value``,
-            ``taught``, ``supervised``, and the terms of parts of the user's own.
+            ``taught``, ``supervised``, ``moves``, ``keep``, and the terms of parts of the user's own.
         call: The record of the call to TRL's loss, with the scores that it was computed from.
     """
 
@@ -168,7 +169,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         return self.prompt_sampler or super()._get_train_sampler(dataset)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Replace groups without signal, and use our advantages."""
+        """A batch to train on may replace groups without signal; one to evaluate is TRL's."""
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         return self.sample(inputs)
@@ -301,7 +302,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     def compute_loss(
         self, model: torch.nn.Module, inputs: Mapping[str, Any], *args: Any, **kwargs: Any
     ) -> torch.Tensor:
-        """Add the parts' terms to TRL's loss: KL, value head, taught answers and the supervised term."""
+        """TRL's loss plus the terms of the parts, which are logged; see `loss`."""
         inputs = self._together(inputs)
         loss = self.loss(model, inputs)
         if self.model.training and loss.call.scores is not None:
@@ -361,7 +362,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         self.tally("mean_advantage", advantages.sum(), advantages.numel())
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Log the seconds of a step's phases, to show where its time goes."""
+        """Take TRL's step up to its gradients; then settle what the parts have counted."""
         loss = super().training_step(*args, **kwargs)
         if self.accelerator.sync_gradients:
             self.settled = self.settle()

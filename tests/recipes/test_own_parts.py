@@ -56,7 +56,11 @@ def of_policy(prompts, completions, log_extra=None, **columns):
 
 def in_chess(completions, **columns):
     import chess
-    return [chess.Move.from_uci(text) for text in completions]  # python-chess raises
+    return [chess.Move.from_uci(text) for text in completions]  # in_chess fails
+
+def reading(completions, **columns):
+    from rookworld_rlvr.tasks.registry import TASKS
+    return [len(TASKS["policy"].parse_answer("", text).moves) for text in completions]  # reading fails
 
 def one(completions, **columns):
     return [1.0]
@@ -165,10 +169,11 @@ def test_a_reward_is_called_for_the_rows_of_its_tasks_only() -> None:
     assert reward(prompts=[ENVIRONMENT] * 3, **answers) == [None] * 3
 
 
-def test_an_exception_is_placed_in_the_user_s_file() -> None:
-    (reward,) = get_reward_funcs(["my_rewards.py:in_chess"])
-    line = 1 + REWARDS[: REWARDS.index("return [chess")].count("\n")
-    said = rf"'zz' \(my_rewards.py, line {line}\)"
+@pytest.mark.parametrize("name", ["in_chess", "reading"])
+def test_an_exception_is_placed_in_the_user_s_file(name: str) -> None:
+    (reward,) = get_reward_funcs([f"my_rewards.py:{name}"])
+    (line,) = [n for n, text in enumerate(REWARDS.split("\n"), 1) if f"# {name} fails" in text]
+    said = rf"^the reward reward raised \w+Error: .*'zz' \(my_rewards.py, line {line}\)"
     with pytest.raises(RookWorldError, match=said), placed_errors("reward"):
         reward(prompts=[POLICY], completions=["zz"])
 
