@@ -228,13 +228,14 @@ def _ignore(name: str, value: Any) -> None:
 # --------------------------------------------------------------------------------------------------
 @contextmanager
 def placed_errors(name: str) -> Iterator[None]:
-    """Whatever a user's reward raises, as one message with the file and line."""
+    """What a reward raises, as one message with its name, file and line.
+
+    Of this package's errors only those about a text, as the others say what is wrong themselves.
+    """
     try:
         yield
     except Exception as error:
-        about_text = isinstance(
-            error, NotationError | IllegalPositionError
-        )  # says nothing of a reward
+        about_text = isinstance(error, NotationError | IllegalPositionError)
         if isinstance(error, RookWorldError) and not about_text:
             raise
         from ..common.own import place_of

@@ -185,8 +185,7 @@ def check_reward_specs(specs: Any) -> list[str]:
             faults.append(f"rewards: weight {weight!r} of {spec['name']} is not a finite number")
     twice = sorted({name for name in names if names.count(name) > 1})
     return faults + [
-        f"rewards: {name!r} appears twice; give it once, with the sum of its weights, or give "
-        "one of two functions another name"
+        f"rewards: {name!r} appears twice; give it once, with the sum of its weights, or rename one"
         for name in twice
     ]
 

@@ -169,7 +169,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         return self.prompt_sampler or super()._get_train_sampler(dataset)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """A batch to train on may replace groups without signal; one to evaluate is TRL's."""
+        """Take `sample` for a batch to train on, and TRL's method for one to evaluate."""
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         return self.sample(inputs)
@@ -362,7 +362,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         self.tally("mean_advantage", advantages.sum(), advantages.numel())
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Take TRL's step up to its gradients; then settle what the parts have counted."""
+        """Take TRL's step up to its gradients; then settle what was counted, and the seconds."""
         loss = super().training_step(*args, **kwargs)
         if self.accelerator.sync_gradients:
             self.settled = self.settle()

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 import re
 import runpy
 import shlex
@@ -15,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trl
 import yaml
+from trl.cli import main as trl_main
 
 from rookworld_rlvr.cli import main
 from rookworld_rlvr.cli.run import MODULES, SCRIPTS
@@ -60,8 +61,7 @@ def fences(page: Path) -> Iterator[tuple[str, str]]:
 def commands(text: str) -> Iterator[list[str]]:
     """The words of each command of a console fence."""
     for line in text.replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True)
-        if words:
+        if words := shlex.split(line, comments=True):
             yield words
 
 
@@ -84,8 +84,8 @@ def follow(page: Path, folder: Path) -> int:
 def run(words: list[str], folder: Path) -> bool:
     """Run a command small, and whether it was run: of others only what they name is looked for."""
     command, given = "".join(words[1:2]), words[2:]
-    if words[0] == "trl":  # its script, which `accelerate launch` would start
-        run_module(f"trl.scripts.{command}", given, folder)
+    if words[0] == "trl":
+        run_trl(words[1:], folder)
     elif words[0] != "rookworld":
         assert words[0] in NOT_RUN, f"{words}: neither run nor listed as one that is not"
         for word in words[1:]:
@@ -106,22 +106,19 @@ def run(words: list[str], folder: Path) -> bool:
     elif command in MODULES:
         run_module(MODULES[command], given, folder)
     else:
-        _, line = main.command_line(SCRIPTS[command], given)
         code = None if command == "diagnose" else 0  # 1: a run should not start like this
-        options = small(command, line[1:], folder)
+        given = small(command, main.command_line(SCRIPTS[command], given)[1][1:], folder)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(rounds, "run_child", partial(train, folder))
-            done = script(f"{SCRIPTS[command]}.py", *options, cwd=folder, code=code)
+            done = script(f"{SCRIPTS[command]}.py", *given, cwd=folder, code=code)
         assert done.returncode in (0, 1), (words, done.stderr[-2000:])
     return True
 
 
 def train(folder: Path, words: list[str], log: Path) -> int:
-    """What a round trains by, in this process; `test_evolve` has it as it is."""
-    _, line = main.command_line("grpo", words[words.index("grpo") + 1 :])
-    done = script("grpo.py", *line[1:], cwd=folder)
-    log.write_text(done.stdout + done.stderr)
-    return done.returncode
+    """Train a round in this process; `test_evolve` starts the real child."""
+    line = main.command_line("grpo", words[words.index("grpo") + 1 :])[1]
+    return script("grpo.py", *line[1:], cwd=folder).returncode
 
 
 def small(command: str, words: list[str], folder: Path) -> list[str]:
@@ -170,11 +167,21 @@ def run_module(module: str, words: list[str], folder: Path) -> None:
         patch.chdir(folder)
         patch.setattr(sys, "argv", [module, *words])
         patch.setattr(sys, "stdin", io.StringIO("quit\n"))
-        patch.setitem(os.environ, "OMP_NUM_THREADS", "1")
-        with contextlib.redirect_stdout(io.StringIO()):
-            code: Any = None
-            try:
-                runpy.run_module(module, run_name="__main__")
-            except SystemExit as ended:
-                code = ended.code
-    assert not code, words
+        with contextlib.redirect_stdout(io.StringIO()), pytest.raises(SystemExit) as ended:
+            runpy.run_module(module, run_name="__main__")
+    assert not ended.value.code, words
+
+
+def run_trl(words: list[str], folder: Path) -> None:
+    """A command of TRL's, whose script runs in this process and not under `accelerate launch`."""
+
+    def launch(script_name: str, launch_args: list[str], training_script_args: list[str]) -> None:
+        assert not launch_args, "words that the script does not know"
+        patch.setattr(sys, "argv", [script_name, *training_script_args])
+        patch.setattr(sys, "path", [*sys.path])  # the script puts the folder in front
+        runpy.run_path(f"{Path(trl.__file__).parent}/scripts/{script_name}", run_name="__main__")
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
+        patch.chdir(folder)
+        patch.setattr("trl.cli.accelerate_launcher.launch_training_script", launch)
+        assert trl_main(words) == 0

@@ -59,8 +59,8 @@ def in_chess(completions, **columns):
     return [chess.Move.from_uci(text) for text in completions]  # in_chess fails
 
 def reading(completions, **columns):
-    from rookworld_rlvr.tasks.registry import TASKS
-    return [len(TASKS["policy"].parse_answer("", text).moves) for text in completions]  # reading fails
+    from rookworld_rlvr.tasks.registry import POLICY
+    return [POLICY.parse_answer("", text) for text in completions]  # reading fails
 
 def one(completions, **columns):
     return [1.0]
@@ -173,8 +173,8 @@ def test_a_reward_is_called_for_the_rows_of_its_tasks_only() -> None:
 def test_an_exception_is_placed_in_the_user_s_file(name: str) -> None:
     (reward,) = get_reward_funcs([f"my_rewards.py:{name}"])
     (line,) = [n for n, text in enumerate(REWARDS.split("\n"), 1) if f"# {name} fails" in text]
-    said = rf"^the reward reward raised \w+Error: .*'zz' \(my_rewards.py, line {line}\)"
-    with pytest.raises(RookWorldError, match=said), placed_errors("reward"):
+    said = rf"the reward x raised \w+Error: .*'zz' \(my_rewards.py, line {line}\)"
+    with pytest.raises(RookWorldError, match=said), placed_errors("x"):
         reward(prompts=[POLICY], completions=["zz"])
 
 

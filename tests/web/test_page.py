@@ -1,6 +1,7 @@
 """The page as a visitor uses it: each tab in Chromium, at two widths; and what it refuses."""
 
 import http.client
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     run.mkdir()
     resolved = f"num_generations: 4\nrewards: []\nrun_name: {SCRIPT!r}\n"
     (run / "resolved_config.yaml").write_text(resolved)
-    found = free_port(LOOPBACK, 7900)
+    found = free_port(LOOPBACK, 7900 + 10 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]))
     launch(["rookworld-nano"], run.parent, LOOPBACK, found)
     yield found
     gradio.close_all()
