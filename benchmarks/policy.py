@@ -2,9 +2,9 @@
 
     python benchmarks/policy.py --start runs/grpo_nano --methods recipe sft dpo --seeds 0
 
-All methods start from one model and learn from the packaged openings. The steps of each are chosen so
-that they take about as long as the recipe does, 20 minutes of one core; the table gives the seconds of
-processor time. For the table of 2026-11-24 they had the recipe of that day, and its twelve minutes.
+All methods start from one model and learn from the packaged openings. The steps of each were chosen so
+that they took about as long as the recipe of 2026-11-24 did; the table gives the seconds of processor
+time.
 
 - ``recipe``: `recipes/grpo_policy_nano.yaml`; ``trained``: the same without the start's share;
   ``forgetful``: the recipe of 2026-11-24, with AdamW, without `keep_coef` and `moves_extra`.
@@ -76,7 +76,6 @@ SAMPLES = {
         {"name": "policy_legality", "weight": 0.3},
     ],
 }
-SOFT = {**FORGETFUL, "max_steps": 1200, "expected_score_coef": 0.0, "soft_moves_coef": 5.0}
 LABELLED = {
     "synthetic_rows": 0,
     "mirror": True,
@@ -185,11 +184,11 @@ METHODS: Mapping[str, Callable[[str, int, Path], None]] = {
     "recipe": partial(grpo, {}),
     "trained": partial(grpo, {"start_share": 0.0}),
     "forgetful": partial(grpo, FORGETFUL),
-    "grpo": partial(grpo, {**SAMPLES, "max_steps": 2800}),
-    "soft": partial(grpo, SOFT),
-    "sft": partial(sft, 4250),
-    "dpo": partial(dpo, 17000),
-    "control": partial(control, 8400),
+    "grpo": partial(grpo, {**SAMPLES, "max_steps": 1800}),
+    "soft": partial(grpo, {**FORGETFUL, "expected_score_coef": 0.0, "soft_moves_coef": 5.0}),
+    "sft": partial(sft, 3400),
+    "dpo": partial(dpo, 8000),
+    "control": partial(control, 2500),
 }
 
 
