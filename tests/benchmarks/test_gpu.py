@@ -63,6 +63,6 @@ def test_only_files_with_marked_tests_are_collected() -> None:
 def test_all_parts_run_tiny_on_a_cpu(tmp_path: Path) -> None:
     assert started("gpu", "--device", "cpu", "--small", "--output", str(tmp_path / "gpu.md")) == 0
     text = (tmp_path / "gpu.md").read_text()
-    wanted = "tests marked gpu;2 x 4: step, s;peak memory, 2 x 4;grpo_lora: tokens a second"
-    wanted += ";completion tokens | plain TRL 64, ours 64 "  # random weights do not end a text
+    wanted = "tests marked gpu;2 x 4: step, s;grpo_lora: step, s;grpo_lora: tokens a second"
+    wanted += ";peak memory, 2 x 4;completion tokens | plain TRL 64, ours 64 "  # no text ends early
     assert "failed" not in text and all(what in text for what in wanted.split(";"))

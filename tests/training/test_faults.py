@@ -22,8 +22,8 @@ PLANTED = ["--module", "tests.training.faults_on_two"]
 STEPS = 200
 KEYS = f"""
     --max_steps {STEPS} --eval_steps {STEPS} --save_steps {STEPS} --logging_steps 1
-    --per_device_train_batch_size {soak_on_two.ROWS} --num_generations 4 --heldout_rows 100
-    --task_shares {{"environment":0.5,"policy":0.5}}
+    --per_device_train_batch_size {soak_on_two.ROWS} --num_generations {soak_on_two.ROWS // 2}
+    --task_shares {{"environment":0.5,"policy":0.5}} --heldout_rows 100
     --labels stored_or_engine --engine_depth 2 --engine_cache :memory:
     --resume_from_checkpoint auto --report_to none
 """.split()
