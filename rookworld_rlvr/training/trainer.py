@@ -452,15 +452,16 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
 
         Call `settle` for what it has tallied.
         """
-        kept: Any = self._metrics  # type: ignore[has-type]
-        tallies, self.tallies = self.tallies, {}
-        self._metrics: Any = {mode: defaultdict(list) for mode in kept}
+        metrics: Any = self._metrics
+        kept, tallies, self.tallies = dict(metrics), self.tallies, {}
+        metrics |= {mode: defaultdict(list) for mode in kept}
         try:
-            yield self._metrics["train"]
+            yield metrics["train"]
         finally:
-            if counted := self._metrics["train"].get("num_tokens"):
+            if counted := metrics["train"].get("num_tokens"):
                 kept["train"]["num_tokens"] = counted
-            self._metrics, self.tallies = kept, tallies
+            metrics |= kept
+            self.tallies = tallies
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time a phase of a step; see `parts.steps.PHASES`."""
