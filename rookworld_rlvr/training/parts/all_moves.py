@@ -11,7 +11,7 @@ completions up to `B`.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,9 @@ from .teaching import truth_of
 # Of the soft targets, in win probability: a move that keeps so much less than the best has 1 / e of its
 # share.
 SOFT_TEMPERATURE = 0.03
+
+# Forwards that the choices of a step are shared among, by length: in one, a third of it is padding.
+PARTS = 3
 
 
 class AllMoves(Part):
@@ -77,12 +80,19 @@ class AllMoves(Part):
         truth = truth_of(trainer.reward_funcs) or PolicyTruth()
         prompts = [row["prompt"] for _, row, _ in asked]
         values = policy_values(truth, prompts, [row.get("action_values") for _, row, _ in asked])
+        found = [
+            (place, *choices)
+            for (place, row, texts), of_moves in zip(asked, values, strict=True)
+            if (choices := _choices(row["prompt"], texts, of_moves)) is not None
+        ]
+        # All texts at once: one by one, they would take a twentieth of the step.
         encode = trainer.processing_class
-        for (place, row, texts), of_moves in zip(asked, values, strict=True):
-            if (choices := _choices(row["prompt"], texts, of_moves)) is not None:
-                prompt, worth = choices
-                tokens = encode(list(worth), add_special_tokens=False)["input_ids"]
-                moves[place].append((encode(prompt)["input_ids"], tokens, [*worth.values()]))
+        before = encode([text for _, text, _ in found])["input_ids"] if found else []
+        texts = list({text for *_, worth in found for text in worth})
+        tokens = encode(texts, add_special_tokens=False)["input_ids"] if found else []
+        written = dict(zip(texts, tokens, strict=True))
+        for (place, _, worth), tokens in zip(found, before, strict=True):
+            moves[place].append((tokens, [written[text] for text in worth], [*worth.values()]))
         rows = torch.tensor([len(of_row) for of_row in moves])
         batch |= {"moves": moves, "moves_rows": rows.to(trainer.accelerator.device)}
         batch["moves_items"] = on_all(trainer, batch["moves_rows"])
@@ -105,13 +115,23 @@ class AllMoves(Part):
         """Minus the log of the expected score and the soft targets' log-likelihood, means of groups."""
         if "moves" not in inputs or not trainer.model.training:
             return None
-        args, found = trainer.args, [choices for row in inputs["moves"] for choices in row]
-        # With sharded weights, every process has to take part.
-        contexts, choices, worth = zip(*(found or [([0], [[0]], [0.0])]), strict=True)
-        with trainer.accelerator.autocast():
-            logps = choice_logps(trainer.model_wrapped, contexts, choices)
-        if not found:
-            return 0 * logps[0].sum()
+        found = [choices for row in inputs["moves"] for choices in row]
+        found.sort(key=lambda choices: len(choices[0]))
+        total = torch.zeros((), device=trainer.accelerator.device)
+        for part in range(PARTS):
+            some = found[part * len(found) // PARTS : (part + 1) * len(found) // PARTS]
+            # With sharded weights, every process has to take part.
+            contexts, choices, worth = zip(*(some or [([0], [[0]], [0.0])]), strict=True)
+            with trainer.accelerator.autocast():
+                logps = choice_logps(trainer.model_wrapped, contexts, choices)
+            total = total - (self._terms(logps, worth) if some else 0 * logps[0].sum())
+        return per_item(trainer, total, inputs["moves_items"])
+
+    def _terms(
+        self, logps: Sequence[torch.Tensor], worth: Sequence[Sequence[float]]
+    ) -> torch.Tensor:
+        """The sum of both terms over some choices."""
+        trainer, args = self._trainer, self._trainer.args
         worths = [torch.tensor(numbers, device=logps[0].device) for numbers in worth]
         expected = torch.stack([(p.exp() * w).sum() for p, w in zip(logps, worths, strict=True)])
         targets = [(w / SOFT_TEMPERATURE).softmax(-1) for w in worths]
@@ -120,8 +140,7 @@ class AllMoves(Part):
         trainer.tally("moves/expected_score", expected.detach().sum(), len(worths))
         trainer.tally("moves/legal", legal.sum(), len(worths))
         logs = expected.clamp(min=torch.finfo(expected.dtype).tiny).log()
-        total = args.expected_score_coef * logs + args.soft_moves_coef * soft
-        return per_item(trainer, -total.sum(), inputs["moves_items"])
+        return (args.expected_score_coef * logs + args.soft_moves_coef * soft).sum()
 
 
 def has_choices(prompt: str) -> bool:
