@@ -39,21 +39,15 @@ def policy_values(
         prompts: `N` prompts.
         column: The rows' `action_values`, each may be None.
     """
-    found = {
-        index: values_by_move(column[index])
-        for index, prompt in enumerate(prompts)
-        if TASKS[task_of(prompt)].needs_values
-    }
-    # Only the engine needs a position; to read one takes as long as to score an answer.
     fens = {
         index: fen
-        for index, values in found.items()
-        if values is None and (fen := _valued_position(prompts[index]))
+        for index, prompt in enumerate(prompts)
+        if TASKS[task_of(prompt)].needs_values and (fen := _valued_position(prompt))
     }
     with quiet(True):  # a step has its own progress
-        asked = truth.values(list(fens.values()), [None] * len(fens))
-    found |= zip(fens, asked, strict=True)
-    return [found.get(index) for index in range(len(prompts))]
+        found = truth.values(list(fens.values()), [column[index] for index in fens])
+    values = dict(zip(fens, found, strict=True))
+    return [values.get(index) for index in range(len(prompts))]
 
 
 @dataclass
