@@ -251,7 +251,7 @@ class PartArguments:
     muon: bool = setting(
         False,
         "Optimise the matrices of the layers by Muon, at rates scaled to AdamW's, and all other "
-        "weights by AdamW.",
+        "weights by AdamW at a fifth of the rate.",
     )
 
     # Parts of the trainer in files of the user's own
