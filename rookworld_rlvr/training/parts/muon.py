@@ -23,7 +23,7 @@ from .sampling import is_sharded
 MOMENTUM = 0.95
 
 # The other weights' rate, as a share of Muon's. At the same rate, embeddings, biases and norms alone
-# cost a task that is not trained half of what it loses.
+# cost the environment half of what it loses.
 OTHERS = 0.2
 
 
