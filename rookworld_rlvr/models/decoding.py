@@ -83,7 +83,7 @@ ROOKWORLD = Decoding("sampled", temperature=0.6, top_k=5)  # as in RookWorld's o
 
 
 def complete(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], **how: Any
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Any], **how: Any
 ) -> list[str]:
     """Decode one completion for each prompt, without special tokens.
 
@@ -103,8 +103,9 @@ def complete(
 def complete_ids(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
+    prompts: Sequence[Any],
     *,
+    encoded: Sequence[Sequence[int]] | None = None,
     max_new_tokens: int,
     decoding: Decoding = GREEDY,
     batch_size: int = 64,
@@ -118,7 +119,8 @@ def complete_ids(
     Args:
         model: In evaluation mode or without dropout.
         tokenizer: Its pad token may be its end-of-text token.
-        prompts: `N` texts.
+        prompts: `N` texts; or, with `encoded`, anything that tells one from another.
+        encoded: The prompts' token ids; None lets the tokenizer find them.
         max_new_tokens: Largest number of tokens in a completion; less if the model has fewer positions.
         decoding: How tokens are chosen.
         batch_size: Prompts decoded at once.
@@ -127,7 +129,8 @@ def complete_ids(
     Raises:
         RookWorldError: A prompt fills the model's table of positions.
     """
-    encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    if encoded is None:
+        encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
     lengths = [room_after(model.config, len(tokens), max_new_tokens) for tokens in encoded]
     how = (decoding.temperature, decoding.top_p, decoding.top_k)
     options = GenerationConfig(
@@ -146,11 +149,11 @@ def complete_ids(
     ).ids
 
 
-def _seeds(prompts: Sequence[str], seed: int) -> list[int]:
+def _seeds(prompts: Sequence[Any], seed: int) -> list[int]:
     """A seed for each prompt; one that appears again has another."""
     seen: Counter[str] = Counter()
     seeds = []
-    for prompt in prompts:
+    for prompt in map(str, prompts):
         again = f" {seen[prompt]}" if seen[prompt] else ""
         digest = hashlib.sha256(f"{seed}{again} {prompt}".encode()).digest()
         seeds.append(int.from_bytes(digest[:8], "big") >> 1)

@@ -17,10 +17,16 @@ from .registry import RewardFunc
 def inputs_of(
     rows: Sequence[Mapping[str, Any]], texts: Sequence[str], **of_trainer: Any
 ) -> dict[str, Any]:
-    """What TRL passes to a reward for answers to rows; what the reward logs goes nowhere."""
+    """What TRL passes to a reward for answers to rows; what the reward logs goes nowhere.
+
+    As with TRL, the completion of a chat is a list of one message.
+    """
     return {
         "prompts": [row["prompt"] for row in rows],
-        "completions": list(texts),
+        "completions": [
+            text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
+            for row, text in zip(rows, texts, strict=True)
+        ],
         "log_metric": lambda name, value: None,
         "log_extra": lambda column, values: None,
         **{k: [row[k] for row in rows] for k in rows[0] if k not in ("prompt", "completion")},

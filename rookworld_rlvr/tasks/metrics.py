@@ -81,9 +81,11 @@ def measured(rows: Sequence[Row], scores: Sequence[Score | None]) -> dict[str, E
 
 
 def scores(rows: Iterable[Row], completions: Sequence[str]) -> list[Score | None]:
-    """The score of each row's completion; None for a row without truth."""
+    """The score of each row's completion; None for a row without truth, or of no task."""
     return [
         score_row(row["prompt"], completion, values_by_move(row.get("action_values")))
+        if row["task"] in TASKS
+        else None
         for row, completion in zip(rows, completions, strict=True)
     ]
 

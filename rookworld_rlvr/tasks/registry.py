@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ..common.errors import ConfigurationError
 from .environment import ENVIRONMENT
 from .fill_in import FILL_IN
 from .policy import POLICY
 from .task import Task
-from .text import clean
+from .text import clean, shown_text
 from .types import Score, Values
 
 TASKS: dict[str, Task] = {task.name: task for task in (ENVIRONMENT, POLICY, FILL_IN)}
 """All registered tasks by name."""
+
+NO_TASK = "other"
+"""In metrics by task, the rows of no task, such as a script's own."""
 
 
 def register(task: Task) -> None:
@@ -50,6 +56,30 @@ def task_of(text: str) -> str:
     row = clean(text)
     named = (name for name, task in TASKS.items() if row.startswith(task.prefix))
     return next(named, ENVIRONMENT.name)
+
+
+def asked(row: Mapping[str, Any]) -> str:
+    """A row's prompt as text: of a chat that of its last message; empty without a prompt.
+
+    >>> asked({"prompt": [{"role": "user", "content": "P: 8/8/8/8/8/4k3/8/4K3 w - - 0 1"}]})
+    'P: 8/8/8/8/8/4k3/8/4K3 w - - 0 1'
+    """
+    return shown_text(row.get("prompt", ""))
+
+
+def row_task(row: Mapping[str, Any]) -> str | None:
+    """The task of a row, by its column `task` or its prompt's prefix; None for a row of no task.
+
+    A prompt without a prefix is of the environment task only if a column says so: a script's own rows
+    may ask anything.
+
+    >>> print(row_task({"prompt": "Name a colour."}))
+    None
+    """
+    if row.get("task") in TASKS:
+        return str(row["task"])
+    prompt = clean(asked(row))
+    return next((name for name, task in TASKS.items() if prompt.startswith(task.prefix)), None)
 
 
 def split_row(text: str) -> tuple[str, str, str]:

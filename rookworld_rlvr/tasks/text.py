@@ -25,6 +25,7 @@ This module checks text only; `rules` decides whether a move is legal.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -94,6 +95,27 @@ def message_text(said: Any) -> str:
         f"cannot read {said!r} as a prompt or completion: give text, or a list of messages of which "
         "the last has text as its content"
     )
+
+
+def shown_text(said: Any) -> str:
+    """A prompt or completion as text, as `message_text`; of what has none, such as images, its repr."""
+    match said:
+        case str(text) | [*_, {"content": str(text)}]:
+            return text
+    return repr(said)
+
+
+def write_texts(said: list[Any], texts: Sequence[str]) -> None:
+    """Put texts in place of what was said, see `message_text`; of a chat only the last message changes.
+
+    >>> said = [[{"role": "assistant", "content": "e2e4"}]]
+    >>> write_texts(said, ["d2d4"])
+    >>> said
+    [[{'role': 'assistant', 'content': 'd2d4'}]]
+    """
+    for place, (before, text) in enumerate(zip(said, texts, strict=True)):
+        chat = [] if isinstance(before, str) else before
+        said[place] = [*chat[:-1], {**chat[-1], "content": text}] if chat else text
 
 
 def clean_answer(text: str) -> str:

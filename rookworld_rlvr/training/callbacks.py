@@ -181,6 +181,9 @@ def heldout_lines(step: int, results: Mapping[str, float]) -> list[str]:
         policy       expected_score 50.0%  format 100.0%
         suites       puzzles/elo 900
     """
+    if "reward" in results:  # of rows of no task, measured by TRL: rewards have their own scale
+        shown = [f"{name} {results[name]:.4g}" for name in results if name.startswith("reward")]
+        return cells(f"step {step:>5}  held-out  ", shown)
     overall = f"  overall {results['overall']:.1%}" if "overall" in results else ""
     lines = [f"step {step:>5}  held-out{overall}"]
     first = set(headlines().values())
@@ -217,7 +220,10 @@ class TableInterval:
         return True
 
 
-def escape_for_terminal(texts: MutableSequence[str]) -> None:
-    """Escape control characters in texts that TRL is about to print, see `printable`."""
-    for place, text in enumerate(texts):
-        texts[place] = printable(text)
+def escape_for_terminal(said: MutableSequence[Any]) -> None:
+    """Escape control characters in completions that TRL is about to print, see `printable`."""
+    for place, text in enumerate(said):
+        if isinstance(text, str):
+            said[place] = printable(text)
+        else:  # a chat
+            said[place] = [{**m, "content": printable(str(m.get("content", "")))} for m in text]

@@ -17,7 +17,8 @@ from transformers.integrations import WandbCallback
 
 from ..common.machine import machine
 from ..engine.truth import PolicyTruth, policy_values
-from ..tasks.registry import TASKS
+from ..tasks.registry import TASKS, asked, row_task
+from ..tasks.text import shown_text
 from .callbacks import TableInterval
 from .glossary import STEP, dashboard_key
 
@@ -89,19 +90,25 @@ class WandbDashboard(WandbCallback):
         """
         trainer, names = self.trainer, self.trainer.reward_func_names
         log = {key: list(column) for key, column in trainer.completion_log().items()}
-        prompts, texts = log["prompt", ""], log["completion", ""]
-        mine = [place for place, prompt in enumerate(prompts) if prompt in trainer.sampled]
+        prompts = [shown_text(prompt) for prompt in log["prompt", ""]]
+        texts = [shown_text(completion) for completion in log["completion", ""]]
+        mine = [
+            place
+            for place, prompt in enumerate(prompts)
+            if row_task(trainer.sampled.get(prompt, {})) is not None
+        ]
         mine = mine[:: max(1, math.ceil(len(mine) / BOARD_ROWS))]
         rows = [trainer.sampled[prompts[place]] for place in mine]
-        column = [row["action_values"] for row in rows]
-        values = policy_values(self.truth, [row["prompt"] for row in rows], column)
+        column = [row.get("action_values") for row in rows]
+        values = policy_values(self.truth, [asked(row) for row in rows], column)
         data = []
         for place, row, by_move in zip(mine, rows, values, strict=True):
             rewards = [log["rewards", name][place] for name in names]
             shown = [None if math.isnan(reward) else reward for reward in rewards]
-            picture = TASKS[row["task"]].board(row, texts[place], by_move)
+            task = str(row_task(row))
+            picture = TASKS[task].board({**row, "prompt": asked(row)}, texts[place], by_move)
             drawn = wandb.Html(picture, inject=False, data_is_not_path=True)
-            written = row["task"], row["prompt"], texts[place]
+            written = task, asked(row), texts[place]
             numbers = *shown, log["advantages", ""][place]
             data.append([trainer.state.global_step, *written, *numbers, drawn])
         columns = ["step", "task", "prompt", "completion", *names, "advantage", "board"]

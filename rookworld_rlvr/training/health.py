@@ -309,7 +309,7 @@ def batch_health(
         rewards: ``(N,)``, nan for a completion without a reward; grouped by prompt.
         advantages: ``(N,)``, or ``(N, T)`` by token.
         completions: The `N` texts, as the policy wrote them.
-        tasks: The task of each completion.
+        tasks: The task of each completion; what is of none of ours is not judged for its form.
         num_generations: Completions per prompt.
         prompts: The prompt of each completion: a fill-in answer's form depends on what is hidden.
 
@@ -330,7 +330,7 @@ def batch_health(
     flat = advantages.detach().double().flatten()
     answers = list(zip(tasks, completions, prompts, strict=True))
     read = {
-        (task, text, prompt): TASKS[task].is_readable(prompt, text)
+        (task, text, prompt): task not in TASKS or TASKS[task].is_readable(prompt, text)
         for task, text, prompt in set(answers)
     }
     firsts = range(0, count, num_generations)

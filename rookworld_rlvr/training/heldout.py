@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from transformers import Trainer
+from transformers.trainer_utils import IntervalStrategy
 
 from ..common.progress import quiet
 from ..common.stats import Estimate, estimate
 from ..models.decoding import shared
 from ..tasks.metrics import Results, evaluate_completions, headline
+from ..tasks.registry import asked, row_task
 from .parts.sampling import decode
 from .results import ANSWERS_BEFORE, HELDOUT_BEFORE, OWN_REWARDS, write_results
 from .run_folder import write_answers
@@ -23,6 +26,47 @@ if TYPE_CHECKING:
     from ..evaluation.pass_at_k import RightCounts
     from ..evaluation.results import SuiteResult
     from ..evaluation.suite import Suite
+
+
+def without_evaluation(args: Any) -> Any:
+    """A copy of a trainer's arguments for a run without held-out rows; its last weights are kept."""
+    args = copy.copy(args)
+    args.eval_on_start, args.eval_strategy = False, IntervalStrategy.NO
+    args.load_best_model_at_end = False
+    return args
+
+
+def heldout_faults(args: Any, rows: Any) -> list[str]:
+    """What held-out rows lack, one sentence each.
+
+    Args:
+        args: The trainer's arguments.
+        rows: What `evaluate` takes: a data set, a dictionary of several, or None.
+    """
+    if rows is None:
+        return [
+            f"{key}: {value!r} is measured on held-out rows; give the trainer an eval_dataset"
+            for key in ("guard", "pass_samples")
+            if (value := getattr(args, key, None))
+        ]
+    named = rows.items() if isinstance(rows, Mapping) else [("", rows)]
+    return [
+        f"eval_dataset{name and f' {name!r}'}: rows of the task {task} need the column fen"
+        for name, part in named
+        if (task := task_among(part)) and "fen" not in next(iter(part))
+    ]
+
+
+def task_among(rows: Any) -> str | None:
+    """The task of the first row that has one; an iterable data set is judged by its first row."""
+    if isinstance(rows, IterableDataset):
+        rows = rows.take(1)
+    return next((task for row in rows if (task := row_task(row)) is not None), None)
+
+
+def with_task(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with its task, None if it has none, and its prompt as text, for what scores answers."""
+    return {**row, "task": row_task(row), "prompt": asked(row)}
 
 
 class HeldoutEvaluation:
@@ -78,28 +122,30 @@ class HeldoutEvaluation:
         """Evaluate on held-out rows; every process answers its share of them.
 
         Args:
-            rows: A `Dataset` of `N` rows with the columns that `data` documents.
+            rows: `N` rows, at least one of them of a task, with the columns that `data` documents.
             prefix: Goes before each metric's name, with an underscore.
 
         Returns:
             Metrics in [0, 1] by name, with ``<prefix>_overall``, own rewards and the suites' metrics in
             their own units, and ``<prefix>_runtime`` in seconds.
         """
-        if not isinstance(rows, Dataset):
-            raise TypeError(f"held-out rows must be one Dataset, not {type(rows).__name__}")
         started = time.perf_counter()
         is_quiet = bool(self.trainer.args.disable_tqdm)
         answer = partial(decode, self.trainer)
+        items = [*rows]
         with quiet(is_quiet):
-            self.completions = shared(rows["prompt"][:], answer, "held-out rows")
-            rewards = self._own_rewards(rows.to_list())
-        self.results = {**evaluate_completions(rows, self.completions), **rewards}
-        is_first = self.trainer.is_in_train and self.before is None
+            self.completions = shared([row["prompt"] for row in items], answer, "held-out rows")
+            rewards = self._own_rewards(items)
+        judged = [with_task(row) for row in items]
+        self.results = {**evaluate_completions(judged, self.completions), **rewards}
+        is_first = (
+            self.trainer.is_in_train and self.before is None and rows is self.trainer.eval_dataset
+        )
         if is_first:
             self.before = self.results
             if self.trainer.accelerator.is_main_process:
                 write_results(Path(self.folder) / HELDOUT_BEFORE, {"before": self.results})
-                write_answers(Path(self.folder) / ANSWERS_BEFORE, rows, self.completions)
+                write_answers(Path(self.folder) / ANSWERS_BEFORE, judged, self.completions)
         metrics = {name: result.value for name, result in self.results.items()}
         metrics["overall"] = headline(self.results)
         with quiet(is_quiet):

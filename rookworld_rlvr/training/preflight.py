@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from datasets import IterableDataset
-from transformers import Trainer, TrainerCallback
+from transformers import GenerationConfig, ProcessorMixin, Trainer, TrainerCallback
+from transformers.generation import GenerationMode
 from trl import GRPOTrainer
 from trl.trainer.utils import pad
 
@@ -22,7 +23,7 @@ from ..common.terminal import wrapped
 from ..models.decoding import pad_rows
 from ..tasks.task import Sampling
 from .parts.part import Rows
-from .parts.sampling import draw, logits_alone
+from .parts.sampling import draw, encode, logits_alone
 
 PREFLIGHT_ROWS = 8
 _LOOKED_AT = 256  # rows of the training set
@@ -66,6 +67,15 @@ class PreflightCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = self.trainer
+        if reason := unmeasurable(trainer):
+            trainer.accelerator.print(wrapped(f"preflight: left out, because {reason}"))
+            return
+        if fault := not_drawn(trainer.generation_config):
+            raise PreflightError(
+                f"preflight: generation_kwargs: {args.generation_kwargs}: {fault}, but GRPO learns from "
+                "one completion drawn from the policy for each row; leave it out, or set preflight: "
+                "false if you know the reason"
+            )
         prompts = mixed_length_prompts(trainer)
         parity = measure_parity(trainer, [*prompts, *prompts])  # so that completions share prompts
         trainer.preflight = parity
@@ -95,6 +105,28 @@ class PreflightCallback(TrainerCallback):
             )
 
 
+def unmeasurable(trainer: GRPOTrainer) -> str | None:
+    """Why no log-probs can be compared beside a step; None if they can."""
+    if trainer.environment_factories is not None:
+        return "environments write the prompts"
+    if isinstance(trainer.processing_class, ProcessorMixin):
+        return "the prompts may hold images"
+    return None
+
+
+def not_drawn(options: GenerationConfig) -> str | None:
+    """Why options do not draw one completion a row; None if they do."""
+    mode = options.get_generation_mode()
+    if mode is not GenerationMode.SAMPLE:
+        return f"transformers would generate by {mode.value.replace('_', ' ')}"
+    if options.num_return_sequences not in (None, 1):
+        return f"each row would get {options.num_return_sequences} completions"
+    for name in ("return_dict_in_generate", "stop_strings"):
+        if getattr(options, name, None):
+            return f"TRL cannot take what {name} gives"
+    return None
+
+
 @torch.no_grad()
 def preflight_tolerance(trainer: Any) -> float:
     """The largest gap that the precision allows, in nats.
@@ -113,28 +145,28 @@ def preflight_tolerance(trainer: Any) -> float:
         if torch.backends.cuda.matmul.fp32_precision != "tf32" or not weights.is_cuda:
             return TOLERANCE_FP32
         spacing = 2**-10
-    longest = trainer.processing_class(mixed_length_prompts(trainer)[-1])["input_ids"]
+    (longest,) = encode(trainer, mixed_length_prompts(trainer)[-1:])
     logits = logits_alone(trainer, torch.tensor(longest, device=trainer.accelerator.device))
     size: float = logits.amax(-1).abs().max().item()
     return max(TOLERANCE_HALF, 2 * spacing * size / trainer.temperature)
 
 
-def mixed_length_prompts(trainer: GRPOTrainer) -> list[str]:
+def mixed_length_prompts(trainer: GRPOTrainer) -> list[Any]:
     """Prompts from all over the training set, evenly from the shortest to the longest."""
     rows = trainer.train_dataset
     if isinstance(rows, IterableDataset):
-        found = {row["prompt"] for row in rows.take(_LOOKED_AT)}
+        found = [row["prompt"] for row in rows.take(_LOOKED_AT)]
     else:
-        found = {*rows["prompt"][:][:: max(1, len(rows) // _LOOKED_AT)]}
-    prompts = sorted(found)
-    prompts.sort(key=lambda prompt: len(trainer.processing_class(prompt)["input_ids"]))
+        found = rows["prompt"][:][:: max(1, len(rows) // _LOOKED_AT)]
+    prompts = [prompt for _, prompt in sorted({str(prompt): prompt for prompt in found}.items())]
+    prompts.sort(key=lambda prompt: len(encode(trainer, [prompt])[0]))
     last = min(PREFLIGHT_ROWS, len(prompts)) - 1
     return [prompts[rank * (len(prompts) - 1) // max(1, last)] for rank in range(last + 1)]
 
 
 @torch.no_grad()
 def measure_parity(
-    trainer: GRPOTrainer, prompts: Sequence[str], log_probs: Callable[..., Any] | None = None
+    trainer: GRPOTrainer, prompts: Sequence[Any], log_probs: Callable[..., Any] | None = None
 ) -> Parity:
     """Compare a trainer's log-probs with those of the sampler and of each row alone.
 
@@ -144,7 +176,7 @@ def measure_parity(
 
     Args:
         trainer: The trainer; its model may be wrapped already.
-        prompts: `B` texts of different lengths.
+        prompts: `B` texts or chats of different lengths.
         log_probs: How the trainer scores, like `RookWorldGRPOTrainer.log_probs`; None: its own.
     """
     devices = [trainer.accelerator.device] if trainer.accelerator.device.type == "cuda" else []
@@ -173,12 +205,12 @@ def measure_parity(
     return Parity(*worst)
 
 
-def _sample(trainer: GRPOTrainer, prompts: Sequence[str]) -> tuple[Rows, torch.Tensor]:
+def _sample(trainer: GRPOTrainer, prompts: Sequence[Any]) -> tuple[Rows, torch.Tensor]:
     """Sample as the trainer does; gives the completions and their log-probs ``(B, C)``."""
     tokenizer, device = trainer.processing_class, trainer.accelerator.device
     alike = [Sampling(trainer.temperature, trainer.top_p, trainer.top_k or 0)] * len(prompts)
     rows = trainer.samplings(prompts) if hasattr(trainer, "samplings") else alike
-    encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    encoded = encode(trainer, prompts)
     engine: Any = getattr(trainer, "parts", {}).get("vllm")
     drawn = engine.draw(encoded) if engine else draw(trainer, encoded, rows, keep_logps=True)
     assert drawn.logps is not None

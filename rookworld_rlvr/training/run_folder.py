@@ -22,7 +22,7 @@ from ..common.machine import machine
 from ..common.terminal import is_in_use
 from ..data.loading import EVAL_QUARANTINE, LoadedData
 from ..engine.truth import PolicyTruth
-from ..tasks.registry import score_row
+from ..tasks.metrics import scores
 from ..tasks.types import values_by_move
 from .results import ADAPTER, CARD, PROVENANCE, RESOLVED_CONFIG
 
@@ -133,10 +133,10 @@ def write_answers(
     """
     with path.open("w", encoding="utf-8") as file:
         for row, completion in zip(rows, completions, strict=True):
-            values = values_by_move(row["action_values"])
-            score = score_row(row["prompt"], completion, values)
+            values = values_by_move(row.get("action_values"))
+            (score,) = scores([row], [completion])
             answer = {
-                **{name: row[name] for name in ("task", "prompt", "fen", "action")},
+                **{name: row.get(name) for name in ("task", "prompt", "fen", "action")},
                 "completion": completion,
                 "score": None if score is None else dict(score),
                 "values": values,

@@ -15,28 +15,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from torch.utils.data import Sampler
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
 
+from ..common.errors import ConfigurationError
 from ..models import gpt2
 from ..models.loading import resolve_model_path
 from ..rewards.guard import RewardGuard
 from ..rewards.registry import open_rewards, with_functions
-from ..tasks.registry import task_of
+from ..tasks.registry import NO_TASK, asked, row_task
 from ..tasks.task import Sampling
+from ..tasks.text import message_text, write_texts
 from .callbacks import TableInterval, escape_for_terminal
 from .checkpoints import WholeCheckpoints
-from .heldout import HeldoutEvaluation
+from .heldout import HeldoutEvaluation, heldout_faults, task_among, without_evaluation
 from .model_card import OwnCard
 from .parts import groups
 from .parts.part import Batch, Call, Part, Rows, Sampled, Scores
-from .parts.registry import parts_of, sampler_starts
+from .parts.registry import choosing, parts_of, sampler_starts
 from .parts.sampling import draws_itself, rollout, samplings_of
 from .parts.steps import StepTimes
 from .preflight import Parity, PreflightCallback
@@ -118,8 +121,12 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         if reward_funcs is None and getattr(args, "rewards", None):
             reward_funcs = open_rewards(args.rewards)
         reward_funcs = with_functions(reward_funcs)
-        if args is not None and kwargs.get("eval_dataset") is None:
-            args.eval_on_start = False  # there is nothing to evaluate on
+        heldout = kwargs.get("eval_dataset")
+        if faults := heldout_faults(args, heldout):
+            raise ConfigurationError(faults)
+        is_skipped = heldout is None and getattr(args, "eval_strategy", "no") != "no"
+        if is_skipped:
+            args = without_evaluation(args)
         self.call: Call | None = None
         self.being_scored: Rows | None = None
         self.tallies: dict[str, torch.Tensor] = {}
@@ -132,6 +139,8 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         self.sampling = Sampling(self.temperature, self.top_p, self.top_k or 0)
         self.task_samplings = samplings_of(self.args, self.sampling)
         self.prompt_sampler: Any = None
+        if isinstance(self.train_dataset, IterableDataset) and (faults := choosing(self.args)):
+            raise ConfigurationError(faults)
         self.parts: dict[str, Any] = parts_of(self)
         for network in self.networks():
             gpt2.fit(network)
@@ -148,6 +157,11 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
             self.add_callback(part)
         if getattr(self.args, "preflight", True):
             self.add_callback(PreflightCallback(self))
+        if is_skipped:
+            said = (
+                "no eval_dataset: nothing is evaluated, and the last weights are kept, not the best"
+            )
+            self.accelerator.print(said)
 
     def networks(self) -> list[torch.nn.Module]:
         """The policy and, if it is a separate model, the reference."""
@@ -179,7 +193,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         sampled = self.sample_round(inputs)
         for part in self.parts.values():
             sampled = part.complete(sampled)
-        self.sampled = {row["prompt"]: row for row in sampled.rows}
+        self.sampled = {asked(row): row for row in sampled.rows}
         advantages = gather_object(groups.trained_advantages(sampled.batch).tolist())
         logs = self.completion_log()
         self.record(groups.group_metrics(sampled, self.num_generations, logs, advantages))
@@ -187,12 +201,11 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
 
     def sample_round(self, inputs: list[dict[str, Any]]) -> Sampled:
         """One round: completions with their rewards, reference log-probs and advantages."""
-        temperatures = self.temperatures([row["prompt"] for row in inputs])
-        call = Call(rows=inputs, temperatures=temperatures)
+        call = Call(rows=inputs, temperatures=self.temperatures(inputs))
         with self.within(call, beta=float(self.has_reference)):
             batch = super()._generate_and_score_completions(inputs)
-        prompts = list(self._logs["prompt"])[-len(call.rewards) :: self.num_generations]
-        call.tasks = [str(task_of(prompt)) for prompt in prompts]
+        tasks = gather_object([row_task(row) or NO_TASK for row in inputs])
+        call.tasks = tasks[:: self.num_generations]
         self.record(groups.task_rewards(call.rewards, call.tasks))
         self.record({"health/unscored": call.rewards.isnan().cpu().double().mean().item()})
         for part in self.parts.values():
@@ -207,25 +220,35 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         logs = self.completion_log(len(call.rewards))
         return Sampled(call.tasks, signal, inputs, batch, call.rewards, logs, drawn=signal)
 
-    def samplings(self, prompts: Sequence[str]) -> list[Sampling]:
-        """How each prompt is sampled."""
-        by_task = self.task_samplings
-        return [self.sampling if by_task is None else by_task[str(task_of(p))] for p in prompts]
+    def samplings(self, prompts: Sequence[Any]) -> list[Sampling]:
+        """How each prompt, a text or a chat, is sampled."""
+        by_task = self.task_samplings or {}
+        tasks = [row_task({"prompt": prompt}) for prompt in prompts]
+        return [
+            self.sampling if task is None else by_task.get(task, self.sampling) for task in tasks
+        ]
 
-    def temperatures(self, prompts: Sequence[str]) -> torch.Tensor | None:
-        """The temperatures ``(B,)`` of prompts; None if all have the trainer's."""
+    def temperatures(self, rows: Sequence[Mapping[str, Any]]) -> torch.Tensor | None:
+        """The temperatures ``(B,)`` of rows; None if all have the trainer's."""
         if self.task_samplings is None:
             return None
-        values = [sampling.temperature for sampling in self.samplings(prompts)]
+        values = [how.temperature for how in self.samplings([row["prompt"] for row in rows])]
         return torch.tensor(values, device=self.accelerator.device)
 
     def _generate(self, prompts: list[Any]) -> Any:
         """Time sampling, and let parts look at the completions before they are scored."""
         with self.phase("sampling"):
             sampled = super()._generate(prompts)
-        if self.call is not None:
-            for part in self.parts.values():
-                part.after_sampling(self.call, sampled[1], sampled[3], sampled[4])
+        looking = [
+            part
+            for part in self.parts.values()
+            if type(part).after_sampling is not Part.after_sampling
+        ]
+        if self.call is not None and looking:
+            texts = [message_text(completion) for completion in sampled[3]]
+            for part in looking:
+                part.after_sampling(self.call, sampled[1], texts, sampled[4])
+            write_texts(sampled[3], texts)
         return sampled
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -403,26 +426,49 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
 
     def evaluate(
         self,
-        eval_dataset: Dataset | None = None,
+        eval_dataset: Any = None,
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         """Answer held-out rows greedily instead of taking TRL's loss on them.
 
+        Rows of no task are evaluated as TRL does: sampled, and measured by the run's own rewards. Of
+        several data sets in a dictionary, each has metrics of its own, and ``overall`` is the mean of
+        theirs.
+
         In training, transformers picks the best checkpoint by the result. A step that may not be the
         best, or that is not saved, gets the worst number.
         """
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        rows = self.eval_dataset[rows] if isinstance(rows, str) else rows  # of several data sets
         with ExitStack() as around:
             for part in self.parts.values() if self.is_in_train else ():
                 around.enter_context(part.evaluating())
-            metrics = self.heldout.evaluate(rows, metric_key_prefix)
+            metrics = self._evaluated(rows, ignore_keys, metric_key_prefix)
         may_be_best = all(part.may_be_best(metrics) for part in self.parts.values())
         if self.is_in_train and not (may_be_best and self._is_saved()):
             worst = -float("inf") if self.args.greater_is_better else float("inf")
             name = str(self.args.metric_for_best_model).removeprefix("eval_")
             metrics = {**metrics, f"eval_{name}": worst}
         return metrics
+
+    def _evaluated(self, rows: Any, ignore_keys: list[str] | None, prefix: str) -> dict[str, float]:
+        """The metrics of one data set, or of each in a dictionary."""
+        if isinstance(rows, Mapping):
+            metrics: dict[str, float] = {}
+            for name, part in rows.items():
+                metrics |= self._evaluated(part, ignore_keys, f"{prefix}_{name}")
+            overall = fmean(metrics[f"{prefix}_{name}_overall"] for name in rows)
+            return {**metrics, f"{prefix}_overall": overall}
+        if task_among(rows) is not None:
+            return self.heldout.evaluate(rows, prefix)
+        metrics = super().evaluate(rows, ignore_keys, prefix)
+        rewards = {
+            f"{prefix}_{name.removeprefix('eval_')}": value
+            for name, value in self.state.log_history[-1].items()
+            if name.startswith(("eval_reward", "eval_rewards/"))
+        }
+        return {**metrics, **rewards, f"{prefix}_overall": rewards[f"{prefix}_reward"]}
 
     def _is_saved(self) -> bool:
         """Whether this step gets a checkpoint: by `save_steps`, the last step always."""

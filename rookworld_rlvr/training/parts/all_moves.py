@@ -19,13 +19,13 @@ import torch
 from ...common.errors import RookWorldError
 from ...engine.truth import PolicyTruth, policy_values
 from ...models.choices import choice_logps
-from ...tasks.registry import TASKS, task_of
+from ...tasks.registry import TASKS, asked, row_task, task_of
 from ...tasks.task import Task
 from ...tasks.types import Values
 from .aggregation import on_all, per_item
 from .part import Batch, Call, Part
 from .registry import obstacle
-from .sampling import rollout
+from .sampling import encode, rollout
 from .teaching import truth_of
 
 # Of the soft targets, in win probability: a move that keeps so much less than the best has 1 / e of its
@@ -51,8 +51,8 @@ class AllMoves(Part):
         self._texts: list[str] = []
         if reason := obstacle(trainer):
             raise RookWorldError(f"expected_score_coef, soft_moves_coef: {reason}; leave them out")
-        prompts = trainer.train_dataset["prompt"][:] if trainer.args.moves_extra else []
-        self._places = [place for place, prompt in enumerate(prompts) if has_choices(prompt)]
+        rows = trainer.train_dataset.select_columns("prompt") if trainer.args.moves_extra else []
+        self._places = [place for place, row in enumerate(rows) if has_choices(row)]
         if trainer.args.moves_extra and not self._places:
             raise RookWorldError("moves_extra: no training row has moves to choose; leave it out")
 
@@ -70,26 +70,26 @@ class AllMoves(Part):
         """
         trainer, size = self._trainer, self._trainer.num_generations
         moves: list[list[Any]] = [[] for _ in call.rows]
-        asked = [
+        groups = [
             (place, row, self._texts[place : place + size])
             for place, row in enumerate(call.rows)
-            if place % size == 0 and has_choices(row["prompt"])
+            if place % size == 0 and has_choices(row)
         ]
         for number, (row, text) in enumerate(self._extra(len(call.rows) // size)):
-            asked.append((number % len(moves), row, [text]))
+            groups.append((number % len(moves), row, [text]))
         truth = truth_of(trainer.reward_funcs) or PolicyTruth()
-        prompts = [row["prompt"] for _, row, _ in asked]
-        values = policy_values(truth, prompts, [row.get("action_values") for _, row, _ in asked])
+        prompts = [asked(row) for _, row, _ in groups]
+        values = policy_values(truth, prompts, [row.get("action_values") for _, row, _ in groups])
         found = [
-            (place, *choices)
-            for (place, row, texts), of_moves in zip(asked, values, strict=True)
-            if (choices := _choices(row["prompt"], texts, of_moves)) is not None
+            (place, (row["prompt"], start), worth)
+            for (place, row, texts), of_moves in zip(groups, values, strict=True)
+            for start, worth in _choices(asked(row), texts, of_moves)
         ]
         # All texts at once: a call of the tokeniser takes longer than a text.
-        encode = trainer.processing_class
-        before = encode([text for _, text, _ in found])["input_ids"] if found else []
+        before = begun(trainer, [text for _, text, _ in found])
         texts = list({text for *_, worth in found for text in worth})
-        tokens = encode(texts, add_special_tokens=False)["input_ids"] if found else []
+        encoded = trainer.processing_class(texts, add_special_tokens=False) if found else {}
+        tokens = encoded["input_ids"] if found else []
         written = dict(zip(texts, tokens, strict=True))
         for (place, _, worth), tokens in zip(found, before, strict=True):
             moves[place].append((tokens, [written[text] for text in worth], [*worth.values()]))
@@ -143,16 +143,26 @@ class AllMoves(Part):
         return (args.expected_score_coef * logs + args.soft_moves_coef * soft).sum()
 
 
-def has_choices(prompt: str) -> bool:
-    """Whether answers to a prompt end with a choice among moves that are worth something."""
-    return type(TASKS[task_of(prompt)]).choices is not Task.choices
+def has_choices(row: Mapping[str, Any]) -> bool:
+    """Whether answers to a row end with a choice among moves that are worth something."""
+    task = row_task(row)
+    return task is not None and type(TASKS[task]).choices is not Task.choices
+
+
+def begun(trainer: Any, texts: Sequence[tuple[Any, str]]) -> list[list[int]]:
+    """Token ids of prompts, texts or chats, each with the start of its completion."""
+    if not texts or isinstance(texts[0][0], str):
+        return encode(trainer, [prompt + start for prompt, start in texts])
+    before = encode(trainer, [prompt for prompt, _ in texts])
+    starts = trainer.processing_class([start for _, start in texts], add_special_tokens=False)
+    return [a + b for a, b in zip(before, starts["input_ids"], strict=True)]
 
 
 def _choices(
     prompt: str, texts: list[str], values: Values | None
-) -> tuple[str, Mapping[str, float]] | None:
-    """A prompt with the start of one of its completions, and what each end of it is worth."""
+) -> list[tuple[str, Mapping[str, float]]]:
+    """The start of one of a prompt's completions, and what each end of it is worth; or nothing."""
     task = TASKS[task_of(prompt)]
     found = next(filter(None, (task.choices(text, values) for text in texts)), None)
     found = found or task.choices(task.truth(prompt, values) or "", values)
-    return None if found is None else (prompt + found[0], found[1])
+    return [] if found is None else [found]

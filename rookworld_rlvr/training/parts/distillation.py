@@ -23,6 +23,7 @@ from trl.trainer.utils import use_adapter
 from ...common.errors import RookWorldError
 from ...models.decoding import pad_rows
 from .part import Call, Part
+from .sampling import encode
 from .teaching import known_answer
 
 
@@ -85,7 +86,7 @@ class Distillation(Part):
         texts, lengths = [], []
         for row in drawn:
             if found := known_answer(trainer, row, "keep"):
-                prompt = trainer.processing_class(row["prompt"])["input_ids"]
+                (prompt,) = encode(trainer, [row["prompt"]])
                 texts.append([*prompt, *found[1]])
                 lengths.append(len(found[1]))
         if not texts:

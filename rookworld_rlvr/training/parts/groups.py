@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from trl.trainer.utils import nanstd
 
+from ...tasks.text import shown_text
 from ..health import batch_health
 from .part import Sampled
 
@@ -71,6 +72,7 @@ def group_metrics(
         "zero_variance/extra_prompts": len(sampled.drawn) - len(sampled.signal),
     }
     tasks = [task for task in sampled.tasks for _ in range(size)]
-    texts, prompts = list(log["completion", ""]), list(log["prompt", ""])
+    texts = [shown_text(completion) for completion in log["completion", ""]]
+    prompts = [shown_text(prompt) for prompt in log["prompt", ""]]
     trained = torch.tensor(advantages or [0.0])
     return numbers | batch_health(sampled.rewards.cpu(), trained, texts, tasks, size, prompts)

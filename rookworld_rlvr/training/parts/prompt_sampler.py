@@ -162,7 +162,7 @@ class PromptSampler(Sampler[int]):
             for row in rng.permutation(self._pools[task]).tolist():
                 if len(rows) == counts[task]:
                     break
-                if (text := self.rows[row]["prompt"]) not in seen:
+                if (text := str(self.rows[row]["prompt"])) not in seen:
                     rows.append(row)
                     seen.add(text)
         return _spread(chosen)

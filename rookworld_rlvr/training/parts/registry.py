@@ -372,6 +372,24 @@ def settled_part_faults(args: Any, processes: int) -> list[str]:
     ]
 
 
+def choosing(args: Any) -> list[str]:
+    """Why the training rows of some keys cannot be an iterable data set, one sentence each."""
+    given = arguments_of(args)
+    chosen = {
+        "task_phases": given.task_phases,
+        "zero_variance": given.zero_variance == "resample",
+        "sft_extra": given.sft_extra,
+        "moves_extra": given.moves_extra,
+        "keep_coef": given.keep_coef,
+    }
+    return [
+        f"{key}: {getattr(given, key)!r} chooses among all rows, which an iterable train_dataset "
+        f"does not allow; give a Dataset, or leave {key} out"
+        for key, is_on in chosen.items()
+        if is_on
+    ]
+
+
 # --------------------------------------------------------------------------------------------------
 # Which parts are there
 # --------------------------------------------------------------------------------------------------

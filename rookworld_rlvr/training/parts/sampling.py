@@ -84,6 +84,42 @@ def needs_generate(trainer: Any) -> bool:
     )
 
 
+def encode(trainer: Any, prompts: Sequence[Any]) -> list[list[int]]:
+    """Token ids of `B` prompts, as TRL gives them to its sampler.
+
+    Args:
+        trainer: Any `GRPOTrainer`; chats are written in its chat template.
+        prompts: All of them texts, or all of them lists of messages.
+    """
+    tokenizer = trainer.processing_class
+    ids: list[list[int]]
+    if not prompts or isinstance(prompts[0], str):
+        ids = tokenizer(text=list(prompts))["input_ids"] if prompts else []
+        return ids
+    ids = tokenizer.apply_chat_template(
+        list(prompts),
+        tools=trainer.tools or None,
+        chat_template=trainer.chat_template,
+        add_generation_prompt=True,
+        return_dict=True,
+        **trainer.chat_template_kwargs,
+    )["input_ids"]
+    return ids
+
+
+def answer_tokens(trainer: Any, prompt: Any, answer: str) -> list[int]:
+    """The tokens that a policy has to write after a prompt, text or chat, to give an answer.
+
+    The end token is among them.
+    """
+    tokenizer = trainer.processing_class
+    (before,) = encode(trainer, [prompt])
+    both: list[int] = tokenizer(prompt + answer)["input_ids"] if isinstance(prompt, str) else []
+    if both[: len(before)] != before:  # a chat, or the prompt's last characters joined the answer's
+        both = before + tokenizer(answer, add_special_tokens=False)["input_ids"]
+    return [*both[len(before) :], tokenizer.eos_token_id]
+
+
 def draw(
     trainer: Any, prompts: Sequence[Sequence[int]], rows: Sequence[Sampling], keep_logps: bool
 ) -> Drawn:
@@ -111,20 +147,20 @@ def draw(
 
 
 def rollout(
-    prompts: Sequence[str], trainer: Any, keep_logps: bool = False
+    prompts: Sequence[Any], trainer: Any, keep_logps: bool = False
 ) -> dict[str, list[list[Any]] | None]:
     """Sample each prompt in its own way, as TRL's `rollout_func`.
 
     Args:
-        prompts: `B` texts.
+        prompts: `B` texts or chats.
         trainer: The `RookWorldGRPOTrainer`.
         keep_logps: Whether to put the sampler's log-probs into the batch, as
             ``sampling_per_token_logps`` ``(B, C)``.
     """
-    distinct = list(dict.fromkeys(prompts))  # a group's rows have one prompt
-    encoded = trainer.processing_class(text=distinct)["input_ids"]
+    distinct = {str(prompt): prompt for prompt in prompts}  # a group's rows have one prompt
+    encoded = encode(trainer, list(distinct.values()))
     ids = dict(zip(distinct, encoded, strict=True))
-    prompt_ids = [ids[prompt] for prompt in prompts]
+    prompt_ids = [ids[str(prompt)] for prompt in prompts]
     drawn = draw(trainer, prompt_ids, trainer.samplings(prompts), keep_logps)
     return {"prompt_ids": prompt_ids, "completion_ids": drawn.ids, "logprobs": drawn.logps}
 
@@ -139,16 +175,20 @@ def backbone(network: Any) -> Any:
 # --------------------------------------------------------------------------------------------------
 def decode(
     trainer: Any,
-    prompts: Sequence[str],
+    prompts: Sequence[Any],
     progress: Callable[[int], object] | None = None,
     decoding: Decoding = GREEDY,
 ) -> list[str]:
-    """Answer prompts with a trainer's policy, greedily by default, on this process; see `complete`."""
+    """Answer texts or chats with a trainer's policy, greedily by default, on this process.
+
+    See `complete`.
+    """
     with answering(trainer) as network:
         return complete(
             network,
             trainer.processing_class,
             prompts,
+            encoded=encode(trainer, prompts),
             max_new_tokens=trainer.max_completion_length,
             decoding=decoding,
             batch_size=trainer.args.per_device_eval_batch_size,

@@ -56,12 +56,15 @@ class StepTimes(Part):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time a block; names other than `PHASES` count as part of the update."""
+        """Time a block of a step; names other than `PHASES` count as part of the update.
+
+        What is sampled for an evaluation is none of a step's time.
+        """
         started = time.perf_counter()
         try:
             yield
         finally:
-            if name in self._seconds:
+            if name in self._seconds and self._trainer.model.training:
                 self._seconds[name] += time.perf_counter() - started
 
     def end_step(self, whole: float) -> None:

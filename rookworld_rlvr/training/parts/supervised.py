@@ -19,6 +19,7 @@ from trl.trainer.utils import pad
 from ...models.decoding import pad_rows
 from .aggregation import on_all, per_item
 from .part import Batch, Call, Part, Rows, Scores
+from .sampling import encode
 from .teaching import taught_answer
 
 Answer = tuple[list[int], list[int], float]
@@ -60,7 +61,8 @@ class Supervised(Part):
         if (found := taught_answer(self._trainer, row, "sft")) is None:
             return None
         (how,) = self._trainer.samplings([row["prompt"]])
-        return self._trainer.processing_class(row["prompt"])["input_ids"], found[1], how.temperature
+        (prompt,) = encode(self._trainer, [row["prompt"]])
+        return prompt, found[1], how.temperature
 
     def _extra(self, groups: int) -> list[Mapping[str, Any]]:
         """This process's rows of prompts that are not sampled, for so many groups that are."""

@@ -20,9 +20,10 @@ from typing import Any
 import torch
 
 from ...engine.truth import PolicyTruth, policy_values
-from ...tasks.registry import TASKS, is_right, task_of
+from ...tasks.registry import TASKS, asked, is_right, row_task
 from .aggregation import aggregate
 from .part import Batch, Call, Part
+from .sampling import answer_tokens
 
 
 # --------------------------------------------------------------------------------------------------
@@ -34,15 +35,18 @@ def right(
     """Whether each of `B` completions is right: ``(B,)`` of 1 and 0, nan if the truth is not known.
 
     Args:
-        rows: The row of each completion, with `prompt` and, for tasks that need values,
-            `action_values`.
+        rows: The row of each completion, with `prompt`, a text or a chat, and, for tasks that need
+            values, `action_values`.
         completions: What the policy wrote.
         truth: Where values of moves come from; None takes the column `action_values`.
     """
-    prompts = [row["prompt"] for row in rows]
+    prompts = [asked(row) if row_task(row) else "" for row in rows]
     column = [row.get("action_values") for row in rows]
     values = policy_values(truth or PolicyTruth(), prompts, column)
-    found = map(is_right, prompts, completions, values)
+    found = (
+        is_right(prompt, completion, worth) if prompt else None
+        for prompt, completion, worth in zip(prompts, completions, values, strict=True)
+    )
     return torch.tensor([torch.nan if one is None else float(one) for one in found])
 
 
@@ -54,19 +58,12 @@ def right_answer(row: Mapping[str, Any], seed: str, truth: PolicyTruth | None = 
         seed: Picks one of several right answers, together with the prompt.
         truth: See `right`.
     """
-    prompt = row["prompt"]
+    prompt, task = asked(row), row_task(row)
+    if task is None:
+        return None
     (values,) = policy_values(truth or PolicyTruth(), [prompt], [row.get("action_values")])
     draw = random.Random(f"{seed} {prompt}")
-    return TASKS[task_of(prompt)].right_answer(prompt, values, draw)
-
-
-def answer_tokens(tokenizer: Any, prompt: str, answer: str) -> list[int]:
-    """The tokens that a policy has to write after a prompt to give an answer, with the end token."""
-    before: list[int] = tokenizer(prompt)["input_ids"]
-    both: list[int] = tokenizer(prompt + answer)["input_ids"]
-    if both[: len(before)] != before:  # the prompt's last characters joined the answer's first
-        both = before + tokenizer(answer, add_special_tokens=False)["input_ids"]
-    return [*both[len(before) :], tokenizer.eos_token_id]
+    return TASKS[task].right_answer(prompt, values, draw)
 
 
 def known_answer(trainer: Any, row: Mapping[str, Any], seed: str) -> tuple[str, list[int]] | None:
@@ -81,7 +78,7 @@ def known_answer(trainer: Any, row: Mapping[str, Any], seed: str) -> tuple[str, 
     answer = right_answer(row, seed, truth_of(trainer.reward_funcs))
     if answer is None:
         return None
-    return answer, answer_tokens(trainer.processing_class, row["prompt"], answer)
+    return answer, answer_tokens(trainer, row["prompt"], answer)
 
 
 def taught_answer(trainer: Any, row: Mapping[str, Any], seed: str) -> tuple[str, list[int]] | None:

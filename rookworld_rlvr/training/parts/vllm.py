@@ -116,6 +116,12 @@ class VLLM(Part):
         super().__init__(trainer)
         self._engine = engine = trainer.vllm_generation
         self._is_uncut = False  # whether rows are drawn from all tokens
+        asked = next(iter(trainer.train_dataset), {}).get("prompt", "")
+        if trainer.task_samplings is not None and not isinstance(asked, str):
+            raise RookWorldError(
+                "task_sampling: with use_vllm the task of a chat is not known when it is sampled; leave "
+                "either out, or give prompts as texts"
+            )
         if engine.mode == "colocate":
             engine.llm.generate = partial(self._by_row, engine.llm.generate)
             # vLLM has set the seed of this process to its own; processes of one model draw alike.

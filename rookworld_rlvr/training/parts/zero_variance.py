@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from trl.trainer.utils import pad
 
 from .aggregation import MEAN_OVER_ROWS, on_all
@@ -168,7 +169,7 @@ class Resample(Part):
         count = next_round(rounds, self._processes, MOST_EXTRA * local)
         if not count:
             return []
-        seen = {prompt for sampled in rounds for prompt in sampled.logs["prompt", ""]}
+        seen = {*gather_object([str(row["prompt"]) for one in rounds for row in one.rows])}
         step = trainer.state.global_step
         rows = trainer.prompt_sampler.extra(count * self._processes, step, len(rounds), seen)
         own = [trainer.train_dataset[row] for row in trainer.own_rows(rows)]

@@ -15,7 +15,8 @@ from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.registry import TASKS, score_row, task_of
 from rookworld_rlvr.tasks.types import values_by_move
 from rookworld_rlvr.training.parts.part import Batch, whole
-from rookworld_rlvr.training.parts.teaching import answer_tokens, right, right_answer, truth_of
+from rookworld_rlvr.training.parts.sampling import answer_tokens
+from rookworld_rlvr.training.parts.teaching import right, right_answer, truth_of
 
 from ...engines import FakeLabeller, fake_values
 from ...support import NOT_KEPT, mixed_rows, on_two
@@ -72,11 +73,14 @@ def test_values_come_from_where_the_rewards_take_them(packaged: Any, build: Buil
     assert right([bare], [answer]).isnan().all()
 
 
-def test_an_answers_tokens_are_those_the_policy_would_write(packaged: Any, tokenizer: Any) -> None:
+def test_an_answers_tokens_are_those_the_policy_would_write(
+    packaged: Any, tokenizer: Any, build: Build
+) -> None:
+    trainer = build()
     for row in mixed_rows(packaged.train):
         answer = right_answer(row, "0")
         assert answer is not None
-        tokens = answer_tokens(tokenizer, row["prompt"], answer)
+        tokens = answer_tokens(trainer, row["prompt"], answer)
         assert tokens[-1] == tokenizer.eos_token_id
         assert tokenizer.decode(tokens, skip_special_tokens=True) == answer
         whole_row = tokenizer(row["prompt"] + answer)["input_ids"]

@@ -194,7 +194,7 @@ def test_an_unmoved_policy_has_no_term_and_a_step_draws_its_own_rows(moved: Any)
 
 def test_steps_raise_the_expected_score_though_no_group_has_signal(made: Any) -> None:
     trainer = made(expected_score_coef=1.0, max_steps=6, learning_rate=1e-3, eval_strategy="no")
-    rows = [row for row in trainer.train_dataset if row["task"] == "policy"][:8]
+    rows = [row for row in trainer.train_dataset if row["task"] == "policy"][:4]
 
     def term() -> float:
         return trainer.loss(trainer.model, sampled(trainer, rows)).terms["moves"].item()
