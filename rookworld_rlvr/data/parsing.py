@@ -262,11 +262,14 @@ def game_positions(game: chess.pgn.Game) -> Iterator[dict[str, Any]]:
     """The raw rows of a game, as `pgn_positions` has them.
 
     Raises:
-        ValueError: It is of a variant, has a null move, or python-chess could not read all of it.
+        ValueError: It is of a variant, has a null move, begins in a position that python-chess would
+            change (see `rules.check_fields`), or python-chess could not read all of it.
     """
     board = game.board()
     if type(board) is not chess.Board or board.chess960:
-        raise ValueError(f"it is of the variant {game.headers.get('Variant')!r}")
+        # Without this header, Chess960 shows in the castling rights.
+        raise ValueError(f"it is of the variant {game.headers.get('Variant', 'Chess960')!r}")
+    rules.check_fields(board, game.headers.get("FEN", board.fen()))
     for move in game.mainline_moves():
         if not move:
             raise ValueError(f"a null move after {board.fen()}")

@@ -188,3 +188,28 @@ def test_what_editors_on_windows_write_is_read(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(text.encode(code))
         row, *_ = parsed_rows(RowArguments(str(tmp_path / name)), ["policy"])
         assert isinstance(row, dict) and row["fen"] == START, name
+# Chess960 without the header that says so, and positions that python-chess would change.
+CHESS960 = "it is of the variant 'Chess960'"
+SETUPS = {
+    "bbnnqrkr/pppppppp/8/8/8/8/PPPPPPPP/BBNNQRKR w HFhf - 0 1": CHESS960,
+    "nrbqkbrn/pppppppp/8/8/8/8/PPPPPPPP/NRBQKBRN w KQkq - 0 1": CHESS960,
+    "4k3/8/8/8/8/8/4P3/4K3 w KQkq - 0 1": "castling rights without king and rook at home",
+    "4k3/8/8/8/8/8/4P3/4K3 w - e6 0 1": "an en passant square that no pawn has just passed",
+    "4k3/8/8/8/8/8/4P3/4K3 w - - 0 1": None,
+}
+
+
+def test_a_game_from_a_position_is_refused_where_the_position_is(tmp_path: Path) -> None:
+    file = tmp_path / "games.pgn"
+    for fen, fault in SETUPS.items():
+        file.write_text(f'[SetUp "1"]\n[FEN "{fen}"]\n\n1. e4 *\n\n1. d4 *\n')
+        first, second = pgn_positions(file)
+        assert second["action"] == "d2d4", "the next game is read"
+        if fault is None:
+            assert fen_of(fen) == first["fen"] == fen
+            continue
+        assert first["fault"].startswith(f"game 1: {fault}"), first
+        with pytest.raises(NotationError, match=r"Chess960|en passant"):
+            fen_of(fen)
+
+
