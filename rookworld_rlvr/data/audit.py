@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ from .parsing import PositionArguments, parse_rows, raw_rows
 from .prepare import REPAIRS
 from .sources import Malformed, Row, SourceArguments, check_dataset_name
 
-AUDIT_VERSION = 8
+AUDIT_VERSION = 9
 
 
 _TEXT = read_asset("templates/audit.yaml")
@@ -69,14 +69,14 @@ def audit(args: AuditArguments) -> dict[str, Any]:
     Raises:
         RookWorldError: The data set cannot be read.
     """
-    left_out: Mapping[bool, Counter[str]] = {False: Counter(), True: Counter()}  # by is_readable
+    left_out = defaultdict[str, Counter[str]](Counter)  # by kind, then by reason
     sums: Counter[tuple[str, str, str]] = Counter()  # by task, check and side
     rows: Counter[tuple[str, str, str]] = Counter()
     prompts = array("q")  # hashes; of 10 million texts two share one by a chance of 3 in a million
     rows_read = parse_rows(raw_rows(args), args.tasks)
     for row in shown(rows_read, f"reading {args.dataset_name}"):
         if isinstance(row, Malformed):
-            left_out[row.is_readable][row.reason] += 1
+            left_out[row.kind][row.reason] += 1
             continue
         side = positions.side_to_move(row["fen"])
         for check, observed in checks(row).items():
@@ -90,6 +90,7 @@ def audit(args: AuditArguments) -> dict[str, Any]:
             for side in SIDES
             if rows[key := (task, check, side)]
         }
+    malformed, unjudgeable = left_out["unreadable"], left_out["unjudgeable"]
     return {
         "audit_version": AUDIT_VERSION,
         "dataset_name": args.dataset_name,
@@ -97,9 +98,10 @@ def audit(args: AuditArguments) -> dict[str, Any]:
         "text_column": args.text_column,
         "max_rows": args.max_rows,
         "tasks": args.tasks,
-        "read": len(prompts) + sum(map(Counter.total, left_out.values())),
-        "malformed": dict(left_out[False].most_common()),
-        "unjudgeable": dict(left_out[True].most_common()),
+        "read": len(prompts) + malformed.total() + unjudgeable.total(),
+        "comments": left_out["comment"].total(),
+        "malformed": dict(malformed.most_common()),
+        "unjudgeable": dict(unjudgeable.most_common()),
         "repeated": len(prompts) - len(np.unique(prompts)),
         "checks": found,
     }
@@ -228,6 +230,8 @@ _CHECKS: Mapping[str, Callable[[Row], dict[str, float]]] = {
 def table(result: Counts) -> str:
     """The counts as aligned text: each share or mean with its number of rows, by side to move."""
     counts = {"rows read": result["read"], "prompt appeared before": result["repeated"]}
+    if result["comments"]:
+        counts["comments passed over"] = result["comments"]
     for kind in ("malformed", "unjudgeable"):
         counts |= {f"{kind}: {why}": rows for why, rows in result[kind].items()}
     lines = [f"Audit of {result['dataset_name']}", ""]

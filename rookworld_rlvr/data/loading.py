@@ -70,7 +70,8 @@ FEWEST_HELDOUT = 100
 class DataReport:
     """What loading found, counted."""
 
-    read: int = 0
+    read: int = 0  # without empty lines and comments
+    comments: int = 0  # lines that were passed over
     quarantined: Counter[str] = field(default_factory=Counter)  # could not be read, by reason
     unjudgeable: Counter[str] = field(default_factory=Counter)  # by what no rule of chess allows
     corrected: int = 0  # environment answers to learn that the rules contradicted
@@ -100,6 +101,7 @@ class DataReport:
                 lines.append(f"{title:<22}{reasons.total():>8}")
                 lines += [f"    {rows:>8}  {why}" for why, rows in reasons.most_common()]
         for title, rows in (
+            ("comments passed over", self.comments),
             ("duplicates dropped", self.duplicates),
             ("environment answers replaced by the rules'", self.corrected),
             ("not trained on, as their positions are in eval_dataset_name", self.shared),
@@ -305,14 +307,18 @@ def load_rows(dataset_name: str = RowArguments.dataset_name, **keys: Any) -> Dat
 def _read(args: DataArguments, report: DataReport, quarantine_file: Path | None) -> list[Row]:
     """The parsed rows of the data set; malformed ones are counted, and kept in a file."""
     parsed = parsed_rows(args, args.tasks)
-    malformed = [row for row in parsed if isinstance(row, Malformed)]
-    report.read += len(parsed)
-    report.quarantined.update(row.reason for row in malformed if not row.is_readable)
-    report.unjudgeable.update(row.reason for row in malformed if row.is_readable)
+    left_out = [row for row in parsed if isinstance(row, Malformed)]
+    malformed = [row for row in left_out if row.kind != "comment"]
+    comments = len(left_out) - len(malformed)
+    read = len(parsed) - comments
+    report.read += read
+    report.comments += comments
+    report.quarantined.update(row.reason for row in malformed if row.kind == "unreadable")
+    report.unjudgeable.update(row.reason for row in malformed if row.kind == "unjudgeable")
     if malformed or (quarantine_file and quarantine_file.exists()):
         from .parsing import quarantine
 
-        quarantine(malformed, len(parsed), args, quarantine_file)
+        quarantine(malformed, read, args, quarantine_file)
     return [row for row in parsed if not isinstance(row, Malformed)]
 
 

@@ -10,6 +10,7 @@ import json
 import logging
 import operator
 import random
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -34,11 +35,24 @@ from . import sources
 from .sources import Malformed, Row, RowArguments, SourceArguments
 
 # They print what a row's `fault` or an error says better.
-logging.getLogger("datasets.packaged_modules.json.json").setLevel(logging.CRITICAL)
+for _name in ("json.json", "csv.csv", "parquet.parquet"):
+    logging.getLogger(f"datasets.packaged_modules.{_name}").setLevel(logging.CRITICAL)
 logging.getLogger("chess.pgn").setLevel(logging.CRITICAL)
 
 
 _LOGGER = logging.getLogger(__name__)
+
+
+# What datasets, pandas and pyarrow say of a file without rows.
+_WITHOUT_ROWS = (
+    "corresponds to no data",
+    "No columns to parse",
+    "BatchSize must be greater than 0",
+)
+
+
+# Four fields of a FEN, perhaps its clocks, then the name of an operation, such as ``bm``.
+_EPD = re.compile(r"\s*(?:[^\s+]+\s+){4}(?:[0-9]+\s+[0-9]+\s+)?[A-Za-z][^\s+;]*(?:[\s;]|$)")
 
 
 @dataclass
@@ -58,29 +72,71 @@ class PositionArguments(Checked):
 def raw_rows(args: SourceArguments) -> Iterator[Row]:
     """The raw rows of a data set, their lines in the column `text`.
 
+    Names of columns are read in any case: ``FEN`` is `fen`.
+
     Raises:
-        RookWorldError: The data set cannot be read, or has no column to read.
+        RookWorldError: The data set cannot be read, or has no row or no column to read.
     """
-    column, number = args.text_column, -1
+    column, is_empty = args.text_column, True
     known = sources.COLUMNS if column == "text" else (column,)
+    names: Mapping[str, str] = {}
     try:
         for number, row in enumerate(islice(_open_dataset(args), args.max_rows)):
+            if number == 0:
+                names = _other_spellings(row, (*sources.COLUMNS, *sources.OTHER_COLUMNS, column))
+            if names:
+                row = {names.get(key, key): value for key, value in row.items()}
             if number == 0 and row.keys().isdisjoint(known):
+                found = ", ".join(row)
                 raise RookWorldError(
-                    f"no column {column!r} in {args.dataset_name!r}; found: {', '.join(row)}. Name the "
-                    "column that holds the rows in text_column, or give columns prompt and completion, "
-                    "or fen, in a CSV file with commas between them"
+                    f"no column {column!r} in {args.dataset_name!r}; found: {found}. "
+                    f"{_column_remedy(found)}"
                 )
+            is_empty = is_empty and (_is_blank(row.get(column)) or _is_comment(row.get(column)))
             yield row if column == "text" else {**row, "text": row.get(column), column: None}
-        if number < 0 and args.dataset_name:
-            raise RookWorldError(f"dataset_name: no rows in {args.dataset_name!r}; give others")
     except RookWorldError:
         raise
     except (OSError, ValueError, StopIteration, DatasetGenerationError) as error:
-        raise RookWorldError(
-            f"cannot load the data set {args.dataset_name!r} "
-            f"({error.__cause__ or str(error) or 'no rows'}); check name, content and network"
-        ) from error
+        if not any(words in str(error.__cause__ or error) for words in _WITHOUT_ROWS):
+            raise _cannot_load(args.dataset_name, error) from error
+    if is_empty and args.dataset_name:
+        raise RookWorldError(f"dataset_name: no rows in {args.dataset_name!r}; give others")
+
+
+def _other_spellings(row: Row, known: Iterable[str]) -> dict[str, str]:
+    """The columns that are spelled in another case than a known one, and how that spells them."""
+    known = set(known)
+    wanted = {name.lower(): name for name in known - row.keys()}
+    return {key: wanted[key.lower()] for key in row.keys() - known if key.lower() in wanted}
+
+
+def _column_remedy(found: str) -> str:
+    """What to do about a data set without a column that can be read."""
+    if "\t" in found:
+        return "Its columns are separated by tabs: name the file .tsv"
+    if ";" in found:
+        return "Its columns are separated by semicolons: put commas between them"
+    return (
+        "Name the column that holds the rows in text_column, or give columns prompt and completion, or "
+        "fen"
+    )
+
+
+def _is_blank(text: Any) -> bool:
+    return isinstance(text, str) and not text.strip()
+
+
+def _cannot_load(name: str, error: Exception) -> RookWorldError:
+    """Why a data set cannot be loaded, and what to do."""
+    cause = error.__cause__ or error
+    why = str(cause).strip() or "no rows"
+    if (file := sources.dataset_file(name)) is None:
+        remedy = "check its name and the network"
+    elif isinstance(cause, UnicodeError) or encoding_of(file) == "utf-16":
+        remedy = "the file is not text in UTF-8: save it in UTF-8, or give another file"
+    else:
+        remedy = "check what is in the file"
+    return RookWorldError(f"cannot load the data set {name!r} ({why}); {remedy}")
 
 
 def _open_dataset(args: SourceArguments) -> Any:
@@ -97,7 +153,9 @@ def _open_dataset(args: SourceArguments) -> Any:
     if file.suffix.lower() == ".pgn":
         return pgn_positions(file)
     loader = sources.FILE_LOADERS[file.suffix.lower()]
-    options = {"encoding": encoding_of(file)} if loader == "text" else {}
+    options = {"encoding": encoding_of(file)} if loader in ("text", "csv") else {}
+    if file.suffix.lower() == ".tsv":
+        options["sep"] = "\t"
     return datasets.load_dataset(loader, data_files=str(file), split="train", **options)
 
 
@@ -109,12 +167,18 @@ def parse_rows(
 ) -> Iterator[Row | Malformed]:
     """Each raw row as a parsed row, or as what is wrong with it; empty lines are left out.
 
+    A line that begins with ``#`` or ``%`` is a comment, which is a `Malformed` of its own kind.
+
     Args:
         raws: See `parse_raw`.
         tasks: Make prompts of positions, see `asked_of`; without tasks these are malformed.
     """
     for number, raw in enumerate(raws, 1):
-        if raw.get("text") == "":
+        text = raw.get("text")
+        if _is_blank(text):
+            continue
+        if _is_comment(text):
+            yield Malformed(number, "a comment", f"a comment: {text}", {"text": text}, "comment")
             continue
         if number == 1 and ENVIRONMENT.name in tasks and "fen" in raw:
             _say_what_is_drawn(raw)
@@ -124,9 +188,11 @@ def parse_rows(
         except (NotationError, IllegalPositionError) as error:
             kind = getattr(error, "kind", None)  # of a position that is not legal
             reason = str(kind or getattr(error, "reason", "not a FEN"))
-            text = {key: raw[key] for key in (*sources.COLUMNS, "completion") if key in raw}
+            shown = {key: raw[key] for key in (*sources.COLUMNS, "completion") if key in raw}
             is_readable = kind is not None or isinstance(error, UnjudgeableError)
-            yield Malformed(number, reason, str(error), text, is_readable)
+            yield Malformed(
+                number, reason, str(error), shown, "unjudgeable" if is_readable else "unreadable"
+            )
 
 
 def _say_what_is_drawn(raw: Mapping[str, Any]) -> None:
@@ -142,13 +208,19 @@ def _say_what_is_drawn(raw: Mapping[str, Any]) -> None:
 def _is_row(raw: Mapping[str, Any]) -> bool:
     """Whether it has the mark of a row: a task's prefix, or the ``+`` between fields.
 
-    The operations of an EPD end with a semicolon; one may hold a check, ``bm Qd1+;``.
+    In the operations of an EPD a ``+`` is a check, ``bm Qd1+;``.
     """
     text = raw.get("text") or raw.get("prompt")
-    return isinstance(text, str) and (
-        ("+" in text and not text.rstrip().endswith(";"))
-        or clean(text).startswith(TASKS[task_of(text)].prefix)
-    )
+    return isinstance(text, str) and (("+" in text and not _EPD.match(text)) or _has_prefix(text))
+
+
+def _has_prefix(text: str) -> bool:
+    return clean(text).startswith(TASKS[task_of(text)].prefix)
+
+
+def _is_comment(text: Any) -> bool:
+    is_marked = isinstance(text, str) and text.lstrip().startswith(("#", "%"))
+    return is_marked and not _has_prefix(text)
 
 
 def parse_raw(raw: Mapping[str, Any]) -> Row:
@@ -210,18 +282,21 @@ def fen_of(text: str) -> str:
     >>> fen_of('7k/8/8/8/8/8/8/K7 w - - bm Ka2; id "corner";')
     '7k/8/8/8/8/8/8/K7 w - - 0 1'
     """
-    board = chess.Board()
+    board, count = chess.Board(), len(text.split())
     try:
-        if len(text.split()) < 4:  # python-chess would fill in what is missing
+        if count < 4:  # python-chess would fill in what is missing
             raise ValueError("fewer than four fields")
-        if text.rstrip()[-1:].isdecimal():
-            board.set_fen(text)
-        else:
+        if count == 4 or _EPD.match(text):
             board.set_epd(text)
+        else:
+            board.set_fen(text)
     except ValueError as error:
-        raise NotationError(
-            "neither a RookWorld row, a FEN nor an EPD", f"{text} ({error})"
-        ) from error
+        reason = "neither a RookWorld row, a FEN nor an EPD"
+        if "\t" in text:
+            reason += (
+                "; a table with tabs belongs in a .tsv file, its columns named in the first line"
+            )
+        raise NotationError(reason, f"{text} ({error})") from error
     rules.check_fields(board, text)
     return board.fen()
 
@@ -262,11 +337,14 @@ def game_positions(game: chess.pgn.Game) -> Iterator[dict[str, Any]]:
     """The raw rows of a game, as `pgn_positions` has them.
 
     Raises:
-        ValueError: It is of a variant, has a null move, or python-chess could not read all of it.
+        ValueError: It is of a variant, has a null move, begins in a position that python-chess would
+            change (see `rules.check_fields`), or python-chess could not read all of it.
     """
     board = game.board()
     if type(board) is not chess.Board or board.chess960:
-        raise ValueError(f"it is of the variant {game.headers.get('Variant')!r}")
+        # Without this header, Chess960 shows in the castling rights.
+        raise ValueError(f"it is of the variant {game.headers.get('Variant', 'Chess960')!r}")
+    rules.check_fields(board, game.headers.get("FEN", board.fen()))
     for move in game.mainline_moves():
         if not move:
             raise ValueError(f"a null move after {board.fen()}")
@@ -280,8 +358,9 @@ def asked_of(raw: Mapping[str, Any], tasks: Sequence[str]) -> list[Mapping[str, 
     """The prompts that tasks make of a raw row that is only a position.
 
     Args:
-        raw: A FEN or EPD as `text` or `fen`. Columns `action` (UCI) and `history` (UCI, the action last)
-            are optional; without an action a legal one is drawn, always the same for a position.
+        raw: A FEN or EPD as `text` or `fen`. Columns `action` (UCI) and `history` (UCI, the action last,
+            of which the last ten moves are taken) are optional; without an action a legal one is drawn,
+            always the same for a position.
         tasks: The tasks that make prompts.
 
     Returns:
@@ -307,7 +386,9 @@ def asked_of(raw: Mapping[str, Any], tasks: Sequence[str]) -> list[Mapping[str, 
 
 def _played(fen: str, action: Any, history: Any) -> tuple[str, tuple[str, ...]]:
     """The move to ask about, a random legal one if none is given, and the moves up to it."""
-    moves = history.split() if isinstance(history, str) else list(history or ())
+    if not isinstance(history, str | Sequence | None):
+        raise NotationError("a history that is neither text nor a list of moves", str(history))
+    moves = history.replace(",", " ").split() if isinstance(history, str) else list(history or ())
     if not (action or moves):
         if not (legal := rules.legal_moves(fen)):
             return "", ()
@@ -318,7 +399,7 @@ def _played(fen: str, action: Any, history: Any) -> tuple[str, tuple[str, ...]]:
         parse_move(str(move))
     if moves[-1] != action:
         raise UnjudgeableError("the last move of the history is not the action", str(moves))
-    return action, tuple(moves)
+    return action, tuple(moves[-MAX_HISTORY:])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -336,7 +417,7 @@ def quarantine(
         path: Where the rows go.
 
     Raises:
-        RookWorldError: More than that share cannot be read, or no row can be judged.
+        RookWorldError: More than that share cannot be read, or no row is left.
     """
     if path and not malformed:
         path.unlink(missing_ok=True)  # of an earlier try; the data have been mended since
@@ -345,15 +426,24 @@ def quarantine(
         content = [{"row": row.number, "reason": row.message, **row.text} for row in malformed]
         lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in content)
         path.write_text("".join(lines), encoding="utf-8")
-    unreadable = [row for row in malformed if not row.is_readable]
-    is_none_judgeable = 0 < len(malformed) == read and not unreadable
-    if len(unreadable) > args.max_quarantined_share * read or is_none_judgeable:
-        bad = unreadable or malformed
-        reasons = Counter(row.reason for row in bad)
-        where = f"see {path}" if path else "a run without --dry_run writes all of them to a file"
-        raise RookWorldError(
+    unreadable = [row for row in malformed if row.kind == "unreadable"]
+    is_none_left = 0 < len(malformed) == read
+    if len(unreadable) <= args.max_quarantined_share * read and not is_none_left:
+        return
+    if is_none_left:  # whatever the share
+        bad = malformed
+        verbs = dict.fromkeys("read" if row.kind == "unreadable" else "judged" for row in bad)
+        fault = f"no row of {args.dataset_name!r} can be {' and '.join(verbs)}"
+        remedy = "Mend the data"
+    else:
+        bad = unreadable
+        fault = (
             f"{len(bad)} of {read} rows of {args.dataset_name!r} are malformed, more than "
-            f"max_quarantined_share={args.max_quarantined_share}: {dict(reasons.most_common(5))}; the "
-            f"first is row {bad[0].number}: {bad[0].message}; {where}. Mend the data or "
-            "raise the share"
+            f"max_quarantined_share={args.max_quarantined_share}"
         )
+        remedy = "Mend the data or raise the share"
+    reasons = dict(Counter(row.reason for row in bad).most_common(5))
+    where = f"see {path}" if path else "a run without --dry_run writes all of them to a file"
+    raise RookWorldError(
+        f"{fault}: {reasons}; the first is row {bad[0].number}: {bad[0].message}; {where}. {remedy}"
+    )

@@ -140,7 +140,7 @@ class PrepareArguments(PositionArguments, RowArguments, LabelArguments):
 class PrepareReport:
     """What was done, counted."""
 
-    rows: Counter[str] = field(default_factory=Counter)  # read, quarantined, unjudgeable, written
+    rows: Counter[str] = field(default_factory=Counter)  # read, quarantined, written and so on
     searches: Counter[str] = field(default_factory=Counter)  # of the rows that need values
     repaired: Counter[str] = field(default_factory=Counter)  # rows by repair
     not_repairable: Counter[str] = field(default_factory=Counter)  # rows by repair that failed
@@ -182,10 +182,13 @@ def _rows(args: PrepareArguments, report: PrepareReport, quarantine_file: Path) 
     if args.dataset_name:
         report.rows.update(dict.fromkeys(("read", "quarantined", "unjudgeable"), 0))
     for row in parse_rows(raw_rows(args), args.tasks):
+        if isinstance(row, Malformed) and row.kind == "comment":
+            report.rows["comments"] += 1
+            continue
         report.rows["read"] += 1
         if isinstance(row, Malformed):
             malformed.append(row)
-            report.rows["unjudgeable" if row.is_readable else "quarantined"] += 1
+            report.rows["unjudgeable" if row.kind == "unjudgeable" else "quarantined"] += 1
         else:
             yield row
     quarantine(malformed, report.rows["read"], args, quarantine_file)

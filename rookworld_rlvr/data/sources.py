@@ -11,7 +11,8 @@ A parsed row has the columns
   for every legal move, or None if the data have none.
 
 A row that cannot be parsed is `Malformed`: it is kept with its reason, never repaired silently. It
-either cannot be read, or it can but no rule of chess can judge it: a king is missing, say.
+either cannot be read, or it can but no rule of chess can judge it: a king is missing, say. A line of
+comment is counted in the same way, but it is no fault.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,13 +41,16 @@ PACKAGED_DATA = {
 FILE_LOADERS = {
     **dict.fromkeys((".jsonl", ".json"), "json"),
     ".parquet": "parquet",
-    ".csv": "csv",
+    **dict.fromkeys((".csv", ".tsv"), "csv"),
     **dict.fromkeys((".txt", ".fen", ".epd"), "text"),
     ".pgn": "",  # python-chess reads it
 }
 
 
 COLUMNS = ("text", "prompt", "fen", "fault")  # of a raw row, one at least; fault: a broken game
+
+
+OTHER_COLUMNS = ("completion", "action", "history", "action_values")  # of a raw row, optional
 
 
 FEATURES = Features(
@@ -74,13 +78,13 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A raw row that could not be parsed, or that no rule of chess can judge."""
+    """A raw row that could not be parsed, that no rule of chess can judge, or that is a comment."""
 
     number: int  # of the row or line in its data set, from 1
     reason: str  # short; rows are counted by it
     message: str  # the reason with the offending text
     text: Mapping[str, Any]  # the raw row's text columns
-    is_readable: bool = False  # but no rule of chess can judge it
+    kind: Literal["unreadable", "unjudgeable", "comment"] = "unreadable"
 
 
 def check_dataset_name(name: str, key: str = "dataset_name") -> list[str]:
@@ -93,6 +97,8 @@ def check_dataset_name(name: str, key: str = "dataset_name") -> list[str]:
     if name in PACKAGED_DATA or name == "":
         return []
     path = Path(name)
+    if path.is_dir():
+        return [f"{key}: {name!r} is a folder; give a file in it"]
     if path.suffix.lower() in FILE_LOADERS:
         files = map(str, path.parent.glob("*"))
         return [] if path.is_file() else [f"{key}: no file {name!r}{close_matches(name, files)}"]
@@ -110,9 +116,9 @@ class SourceArguments(Checked):
 
     dataset_name: str = setting(
         "rookworld-nano-openings",
-        "Data to read: a packaged name, a Hub id, or a file. JSONL, Parquet, CSV and text files hold "
-        "RookWorld rows, prompts, FENs or EPDs; PGN files hold games. `tasks` decides what is asked "
-        "about a position.",
+        "Data to read: a packaged name, a Hub id, or a file. JSONL, Parquet, CSV, TSV and text files "
+        "hold RookWorld rows, prompts, FENs or EPDs; PGN files hold games. `tasks` decides what is "
+        "asked about a position.",
         check=check_dataset_name,
     )
     text_column: str = setting(

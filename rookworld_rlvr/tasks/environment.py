@@ -24,7 +24,8 @@ def write_environment_prompt(prompt: EnvironmentPrompt) -> str:
 def parse_environment_prompt(text: str) -> EnvironmentPrompt:
     """Read ``A: state+action+history+``; the prefix may be missing, the last ``+`` may not.
 
-    The action is kept as written: how to answer an unreadable action is part of the task.
+    The action is kept as written: how to answer an unreadable action is part of the task. Commas between
+    moves of the history are read as spaces.
 
     Raises:
         NotationError: There are not three fields, the state is not a FEN, or the history has more than
@@ -34,7 +35,7 @@ def parse_environment_prompt(text: str) -> EnvironmentPrompt:
     fields = body.split("+")
     if len(fields) != 4 or fields[3].strip(" "):
         raise NotationError("not the three fields 'state+action+history+'", body)
-    history = tuple(item for item in fields[2].split(" ") if item)
+    history = tuple(item for item in fields[2].replace(",", " ").split(" ") if item)
     if len(history) > notation.MAX_HISTORY:
         raise NotationError(f"more than {notation.MAX_HISTORY} moves of history", body)
     return EnvironmentPrompt(notation.parse_fen(fields[0]), fields[1].strip(" "), history)

@@ -42,6 +42,24 @@ def write_policy_answer(answer: PolicyAnswer) -> str:
     return f" M: {moves:<{_MOVES_WIDTH}}E: {evaluations:<{_EVALUATIONS_WIDTH}}B: {answer.best_move}"
 
 
+def _without_commas(answer: str) -> str:
+    """An answer with spaces for the commas that separate moves or evaluations.
+
+    Data may have such commas, completions may not. A comma between digits may be a decimal one, so it
+    separates only numbers that have a decimal point.
+
+    >>> _without_commas("M: e2e4,d2d4 E: 0.3,0.2 B: e2e4")
+    'M: e2e4 d2d4 E: 0.3 0.2 B: e2e4'
+    >>> _without_commas("E: 0,3")
+    'E: 0,3'
+    """
+    words = re.sub(r",(?![0-9])", " ", answer).split(" ")
+    return " ".join(
+        word.replace(",", " ") if all("." in number for number in word.split(",")) else word
+        for word in words
+    )
+
+
 def parse_policy_answer(text: str) -> PolicyAnswer:
     """Read the three sections ``M: E: B:``.
 
@@ -274,12 +292,10 @@ class PolicyTask(Task):
 
     def split(self, row: str) -> tuple[str, str]:
         """See `Task`."""
-        head, mark, tail = row.partition(" M:")
-        if not mark:
+        head, *tail = re.split(r"\s(?=M:)", row, maxsplit=1)
+        if not tail:
             raise NotationError("no section 'M:' in the policy row", row)
-        # Data may separate moves by commas, completions may not; a decimal comma is no separator.
-        tail = re.sub(r",(?![0-9])", " ", tail)
-        answer = parse_policy_answer("M:" + tail)
+        answer = parse_policy_answer(_without_commas(tail[0]))
         return write_policy_prompt(self.position(head).fen), write_policy_answer(answer)
 
     def parse_answer(self, prompt: str, completion: str) -> PolicyAnswer:

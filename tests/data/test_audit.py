@@ -109,7 +109,7 @@ def test_rows_may_be_in_another_column(tmp_path: Path) -> None:
     with pytest.raises(RookWorldError, match=r"no column 'lien' in .*found: line, text"):
         audit(AuditArguments(dataset_name=name, text_column="lien"))
     path.with_suffix(".csv").write_text(f"prompt;completion\n{E4};x\n")
-    with pytest.raises(RookWorldError, match=r"found: prompt;completion.*with commas between"):
+    with pytest.raises(RookWorldError, match=r"found: prompt;completion.*put commas between them"):
         audit(AuditArguments(dataset_name=str(path.with_suffix(".csv"))))
 
 

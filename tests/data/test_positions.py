@@ -2,18 +2,23 @@
 
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
 
 import chess
 import chess.pgn
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rookworld_rlvr.common.errors import NotationError, RookWorldError
+from rookworld_rlvr.data.audit import AuditArguments, audit, table
 from rookworld_rlvr.data.loading import DataArguments, load_data, parsed_rows, require_answers
 from rookworld_rlvr.data.parsing import asked_of, fen_of, parse_rows, pgn_positions
-from rookworld_rlvr.data.sources import Malformed, RowArguments
+from rookworld_rlvr.data.prepare import PrepareArguments, PrepareReport, read_rows
+from rookworld_rlvr.data.sources import Malformed, RowArguments, check_dataset_name
 from rookworld_rlvr.data.synthesis import environment_prompts, environment_row, opening_positions
 from rookworld_rlvr.tasks.registry import is_right
 
@@ -106,6 +111,49 @@ def test_fens_and_epds_are_told_from_other_text() -> None:
             fen_of(changed)
 
 
+# Ends of EPDs: the last operation of many files has no semicolon, and a ``+`` in one is a check.
+OPERATIONS = (
+    'bm Rb8+; id "x.1"',
+    "bm Rb8+",
+    "dm 3",
+    "ce -12",
+    "acd 14; bm Rb8+ Ka2; hmvc 7; fmvn 30",
+    'bm Rb8+; id "a+b"; ',
+    "noop",
+)
+
+
+def test_epds_are_read_as_python_chess_reads_them(tmp_path: Path) -> None:
+    boards = [chess.Board(None) for _ in OPERATIONS]
+    epds = [f"7k/8/8/8/8/8/8/KR6 w - - {end}" for end in OPERATIONS]
+    for board, epd in zip(boards, epds, strict=True):
+        board.set_epd(epd)
+    fens = [board.fen() for board in boards]
+    assert fens[4].endswith(" 7 30") and {*fens[:4], *fens[5:]} == {"7k/8/8/8/8/8/8/KR6 w - - 0 1"}
+    (tmp_path / "data.epd").write_text("\n".join(epds))
+    rows = parsed_rows(RowArguments(str(tmp_path / "data.epd")), ["policy"])
+    assert [isinstance(row, dict) and row["fen"] for row in rows] == fens
+
+
+def test_comments_are_passed_over_and_counted(tmp_path: Path) -> None:
+    fens = list(islice(opening_positions(5, 12), 60))
+    comments = ["# Bratko+Kopec", '% 60 positions; id "x";', "  #"]
+    file, kept = tmp_path / "data.epd", tmp_path / "quarantine.jsonl"
+    file.write_text("\n".join([*comments, fens[0], "   ", *fens[1:], comments[0]]))
+    arguments = DataArguments(str(file), tasks=["environment"], heldout_share=0.3)
+    report = load_data(replace(arguments, max_quarantined_share=0), kept).report
+    assert (report.read, report.comments, report.quarantined) == (60, 4, {})
+    assert not kept.exists(), "comments are no faults"
+    assert re.search(r"^comments passed over +4$", "\n".join(report.lines()), re.M)
+    result = audit(AuditArguments(dataset_name=str(file)))
+    assert (result["read"], result["comments"], result["malformed"]) == (60, 4, {})
+    assert re.search(r"^ +comments passed over +4$", table(result), re.M)
+    counts = PrepareReport()
+    args = PrepareArguments(dataset_name=str(file), output_file="rows.parquet", labels="stored")
+    assert len(read_rows(args, counts, kept)) == 60
+    assert (counts.rows["read"], counts.rows["comments"], counts.rows["quarantined"]) == (60, 4, 0)
+
+
 def test_a_column_that_is_not_read_is_said(caplog: pytest.LogCaptureFixture) -> None:
     row = {"fen": START, "move": "e2e4"}
     list(parse_rows([row], ["environment"]))
@@ -130,10 +178,7 @@ def test_a_bad_line_is_counted_from_1_and_called_what_it_is(tmp_path: Path) -> N
         assert last["text"] == "hello"
 
 
-def test_an_empty_file_and_a_prompt_that_is_no_text_are_called_so(tmp_path: Path) -> None:
-    (tmp_path / "none.txt").touch()
-    with pytest.raises(RookWorldError, match=r"no rows in .*none\.txt'; give others"):
-        load_data(DataArguments(dataset_name=str(tmp_path / "none.txt")))
+def test_a_prompt_that_is_no_text_is_called_so() -> None:
     (row,) = parse_rows([{"prompt": [{"role": "user"}]}], ["policy"])
     assert isinstance(row, Malformed) and "a list of messages" in row.message
 
@@ -154,6 +199,31 @@ def test_games_are_read_as_far_as_they_go(tmp_path: Path) -> None:
         load_data(DataArguments(str(tmp_path / "games.pgn"), tasks=["environment"]))
 
 
+# Chess960 without the header that says so, and positions that python-chess would change.
+CHESS960 = "it is of the variant 'Chess960'"
+SETUPS = {
+    "bbnnqrkr/pppppppp/8/8/8/8/PPPPPPPP/BBNNQRKR w HFhf - 0 1": CHESS960,
+    "nrbqkbrn/pppppppp/8/8/8/8/PPPPPPPP/NRBQKBRN w KQkq - 0 1": CHESS960,
+    "4k3/8/8/8/8/8/4P3/4K3 w KQkq - 0 1": "castling rights without king and rook at home",
+    "4k3/8/8/8/8/8/4P3/4K3 w - e6 0 1": "an en passant square that no pawn has just passed",
+    "4k3/8/8/8/8/8/4P3/4K3 w - - 0 1": None,
+}
+
+
+def test_a_game_from_a_position_is_refused_where_the_position_is(tmp_path: Path) -> None:
+    file = tmp_path / "games.pgn"
+    for fen, fault in SETUPS.items():
+        file.write_text(f'[SetUp "1"]\n[FEN "{fen}"]\n\n1. e4 *\n\n1. d4 *\n')
+        first, second = pgn_positions(file)
+        assert second["action"] == "d2d4", "the next game is read"
+        if fault is None:
+            assert fen_of(fen) == first["fen"] == fen
+            continue
+        assert first["fault"].startswith(f"game 1: {fault}"), first
+        with pytest.raises(NotationError, match=r"Chess960|en passant"):
+            fen_of(fen)
+
+
 def test_a_held_out_set_of_its_own(tmp_path: Path) -> None:
     texts = prompts(120)
     train = write_jsonl(tmp_path / "train.jsonl", [{"prompt": text} for text in texts])
@@ -171,7 +241,18 @@ def test_a_held_out_set_of_its_own(tmp_path: Path) -> None:
 def test_moves_that_come_along_are_moves(tmp_path: Path) -> None:
     (row,) = asked_of({"fen": START, "history": "g1f3 g8f6 e2e4"}, ["environment"])
     assert row["prompt"].endswith("+e2e4+g1f3 g8f6 e2e4+")
-    for wrong in ({"action": 5}, {"history": [None]}, {"action": "e2e4", "history": ["d2d4"]}):
+    assert asked_of({"fen": START, "history": "g1f3,g8f6, e2e4"}, ["environment"]) == [row]
+    long = ["g1f3", "g8f6", "f3g1", "f6g8"] * 4 + ["e2e4"]
+    for history in (long, " ".join(long)):
+        (asked,) = parse_rows([{"fen": START, "history": history}], ["environment"])
+        assert isinstance(asked, dict) and asked["history"] == long[-10:]
+    odd = (
+        {"action": 5},
+        {"history": [None]},
+        {"history": 7},
+        {"action": "e2e4", "history": ["d2d4"]},
+    )
+    for wrong in odd:
         with pytest.raises(NotationError):
             asked_of({"fen": START, **wrong}, ["environment"])
 
@@ -184,7 +265,109 @@ def test_what_editors_on_windows_write_is_read(tmp_path: Path) -> None:
         ("d.jsonl", f'{{"fen": "{START}"}}\n', "utf-8-sig"),
         ("e.fen", f"{START}\n", "utf-16"),
         ("f.PGN", GAMES, "utf-16"),
+        ("g.csv", f"fen\n{START}\n", "utf-16"),
+        ("h.tsv", f"fen\taction\r\n{START}\te2e4\r\n", "utf-16"),  # Excel's "Unicode text"
+        ("i.epd", f'{START[:-4]} id "x";\r\n', "utf-8-sig"),
+        ("j.json", f'[{{"fen": "{START}"}}]\r\n', "utf-8-sig"),
+        ("k.pgn", GAMES.replace("\n", "\r\n"), "utf-8-sig"),
     ):
         (tmp_path / name).write_bytes(text.encode(code))
         row, *_ = parsed_rows(RowArguments(str(tmp_path / name)), ["policy"])
         assert isinstance(row, dict) and row["fen"] == START, name
+
+
+def test_a_file_without_rows_and_a_folder_are_called_so(tmp_path: Path) -> None:
+    contents = {
+        **{
+            f"none.{form}": ""
+            for form in ("jsonl", "csv", "tsv", "parquet", "fen", "epd", "pgn", "txt")
+        },
+        **{
+            f"blank.{form}": "\n \n"
+            for form in ("jsonl", "json", "csv", "tsv", "fen", "pgn", "txt")
+        },
+        "head.csv": "fen\n",
+        "head.tsv": "fen\taction\n",
+        "list.json": "[]",
+        "comments.epd": "# nothing\n\n% at all\n",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    pq.write_table(pa.table({"fen": pa.array([], pa.string())}), tmp_path / "head.parquet")
+    for name in (*contents, "head.parquet"):
+        with pytest.raises(RookWorldError, match=rf"no rows in .*{re.escape(name)}'; give others$"):
+            parsed_rows(RowArguments(str(tmp_path / name)), ["policy"])
+    for folder in (tmp_path / "rows.csv", tmp_path / "rows"):
+        folder.mkdir()
+        (fault,) = check_dataset_name(str(folder))
+        assert fault == f"dataset_name: {str(folder)!r} is a folder; give a file in it"
+
+
+def test_what_is_no_text_is_called_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    utf16 = json.dumps({"fen": START}).encode("utf-16")
+    for name, content, said in (
+        ("a.csv", bytes(range(256)), "not text in UTF-8: save it in UTF-8"),
+        ("a.tsv", bytes(range(256)), "not text in UTF-8"),
+        ("a.epd", f'{START[:-4]} id "é";'.encode("latin-1"), "not text in UTF-8"),
+        ("a.txt", b"\x89PNG\r\n", "not text in UTF-8"),
+        ("a.jsonl", utf16, "not text in UTF-8"),
+        ("b.jsonl", b"\x89PNG\r\n", "check what is in the file"),
+        ("a.parquet", b"\x89PNG\r\n" * 9, "not a parquet file.*check what is in the file"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(RookWorldError, match=said) as caught:
+            parsed_rows(RowArguments(str(tmp_path / name)), ["policy"])
+        assert str(tmp_path / name) in str(caught.value) and "network" not in str(caught.value)
+    assert not caplog.text, "one message"
+
+
+def test_columns_are_named_in_any_case(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text(f"FEN,Action,HISTORY\n{START},e2e4,g1f3 g8f6 e2e4\n")
+    (row,) = parsed_rows(RowArguments(str(file)), ["environment"])
+    assert isinstance(row, dict)
+    assert (row["action"], row["history"]) == ("e2e4", ["g1f3", "g8f6", "e2e4"])
+    raw = {"Prompt": f"P: {PAWNS}", "Completion": " M: f2f4 E: 1.0 B: f2f4"}
+    raws = [{**raw, "Action_Values": column(PAWN_VALUES)}]
+    (row,) = parsed_rows(RowArguments(write_jsonl(tmp_path / "rows.jsonl", raws)))
+    assert isinstance(row, dict) and row["action_values"] == column(PAWN_VALUES)
+    assert row["completion"].endswith("B: f2f4")
+    name = write_jsonl(tmp_path / "rows.jsonl", [{"Line": f"P: {PAWNS}", "Text": "mine"}])
+    for given in ("Line", "line"):
+        (row,) = parsed_rows(RowArguments(name, text_column=given))
+        assert isinstance(row, dict) and row["fen"] == PAWNS
+    name = write_jsonl(tmp_path / "rows.jsonl", [{"FEN": "mine", "fen": PAWNS}])
+    (row,) = parsed_rows(RowArguments(name), ["policy"])
+    assert isinstance(row, dict) and row["fen"] == PAWNS, "the column of the very name comes first"
+
+
+def test_tables_with_tabs_are_read_or_told_apart(tmp_path: Path) -> None:
+    content = f"fen\taction\n{START}\te2e4\n"
+    for suffix in ("tsv", "csv", "txt"):
+        (tmp_path / f"rows.{suffix}").write_text(content)
+    (row,) = parsed_rows(RowArguments(str(tmp_path / "rows.tsv")), ["environment"])
+    assert isinstance(row, dict) and (row["fen"], row["action"]) == (START, "e2e4")
+    with pytest.raises(RookWorldError, match=r"separated by tabs: name the file \.tsv$"):
+        parsed_rows(RowArguments(str(tmp_path / "rows.csv")), ["environment"])
+    for row in parsed_rows(RowArguments(str(tmp_path / "rows.txt")), ["environment"]):
+        assert (
+            isinstance(row, Malformed) and "a table with tabs belongs in a .tsv file" in row.reason
+        )
+    assert fen_of(START.replace(" ", "\t")) == START
+
+
+def test_a_share_is_no_remedy_if_no_row_is_left(tmp_path: Path) -> None:
+    (tmp_path / "rows.fen").write_text("7k/8/8/8/8/8/8/8 w - - 0 1\n")
+    (tmp_path / "rows.txt").write_text("hello\n7k/8/8/8/8/8/8/8 w - - 0 1\n")
+    (tmp_path / "rows.epd").write_text("hello\n")
+    for name, verb, reason in (
+        ("rows.fen", "judged", "a king is missing"),
+        ("rows.txt", "read and judged", "neither a RookWorld row, a FEN nor an EPD"),
+        ("rows.epd", "read", "neither a RookWorld row, a FEN nor an EPD"),
+    ):
+        for share in (0.01, 1):
+            arguments = DataArguments(str(tmp_path / name), max_quarantined_share=share)
+            said = rf"^no row of .*{name}' can be {verb}: {{'{reason}': 1.*Mend the data$"
+            with pytest.raises(RookWorldError, match=said) as caught:
+                load_data(arguments)
+            assert "raise" not in str(caught.value)

@@ -45,6 +45,31 @@ def test_policy_row_splits_before_the_last_space_of_the_padding() -> None:
     assert split_row(ENVIRONMENT_ROW)[1:] == (f"A: {START}+e2e4+e2e4+", f"{AFTER_E4}+0.001+0+0")
 
 
+# The example in the README of the self-contained trainer, an earlier version of this package.
+COMMAS = f"P: {START}\nM: e2e4,d2d4,g1f3,c2c4,b1c3 E: 0.3,0.2,0.1,0.2,0.1 B: e2e4"
+
+
+def test_commas_are_read_in_data_but_not_in_completions() -> None:
+    answer = PolicyAnswer(
+        ("e2e4", "d2d4", "g1f3", "c2c4", "b1c3"), (0.3, 0.2, 0.1, 0.2, 0.1), "e2e4"
+    )
+    for row in (COMMAS, COMMAS.replace("\n", " "), COMMAS.replace("\n", " ").replace(",", ", ")):
+        task, prompt, completion = split_row(row)
+        assert (task, policy.POLICY.position(prompt).fen) == ("policy", START)
+        assert parse_policy_answer(completion) == answer
+    with pytest.raises(NotationError):
+        parse_policy_answer(COMMAS.partition("\n")[2])
+    # The earlier trainer's documentation has commas in the history, too, and one alone for none.
+    for written, history in (("e7e5,b1c3,g8f6", ("e7e5", "b1c3", "g8f6")), (",", ())):
+        assert parse_environment_prompt(f"A: {START}+d2d4+{written}+").history == history
+
+
+def test_a_decimal_comma_is_no_separator() -> None:
+    for evaluations in ("0,3 0,2", "0,3", "0,3, 0,2", "1,000.5 0.3", "1.000,5 0.3"):
+        with pytest.raises(NotationError, match="not a finite decimal number"):
+            split_row(f"P: {START} M: e2e4,d2d4 E: {evaluations} B: e2e4")
+
+
 def test_malformed_rows_are_errors_with_their_reason() -> None:
     for row, reason in (
         *((row, "fewer than seven fields in the env") for row in ("", f"A: {START}+e2e4+e2e4")),

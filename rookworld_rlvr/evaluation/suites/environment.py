@@ -199,10 +199,12 @@ def _packaged(rows: int, seed: int) -> dict[str, EnvironmentPrompt]:
 def _read(path: Path, rows: int, seed: int) -> dict[str, EnvironmentPrompt]:
     """The prompts of a file by ``row 17``, counted from 1; those that cannot be read are left out."""
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-        texts = [str(row.get("prompt")) for row in content]
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+        content: Any = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
         raise _refused(path, f"could not be read ({error})") from error
+    if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
+        raise _refused(path, "has another form")
+    texts = [str(row.get("prompt")) for row in content]
     prompts = {}
     for number, text in enumerate(texts, start=1):
         with suppress(NotationError, IllegalPositionError):
@@ -220,7 +222,8 @@ def _read(path: Path, rows: int, seed: int) -> dict[str, EnvironmentPrompt]:
 
 def _refused(path: Path, why: str) -> SuiteUnavailableError:
     return SuiteUnavailableError(
-        f"openings_file: {str(path)!r} {why}; give a JSON list of objects with prompt, 'A: ...'"
+        f"openings_file: {str(path)!r} {why}; give a JSON list of objects with prompt, such as "
+        '[{"prompt": "A: state+action+history+"}]'
     )
 
 

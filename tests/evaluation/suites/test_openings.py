@@ -102,10 +102,21 @@ def test_rows_without_a_readable_prompt_are_left_out(tmp_path: Path) -> None:
 
 
 def test_a_file_without_openings_is_refused(tmp_path: Path) -> None:
-    nothing = "holds no environment prompt"
-    for rows, said in (([7], "could not be read"), ([], nothing), ([{"prompt": "P: "}], nothing)):
-        with pytest.raises(SuiteUnavailableError, match=f"{said}.*; give a JSON list of objects"):
-            OpeningsSuite(10, 0, write(tmp_path, rows))
+    form, nothing = "has another form", "holds no environment prompt"
+    cases: list[tuple[Any, str]] = [
+        ([7], form),
+        (["A: "], form),
+        ({"prompt": "A: "}, form),
+        ([], nothing),
+        ([{"prompt": "P: "}], nothing),
+    ]
+    for content, said in cases:
+        expected = rf"openings\.json' {said}; give a JSON list of objects with prompt, such as \[{{"
+        with pytest.raises(SuiteUnavailableError, match=expected):
+            OpeningsSuite(10, 0, write(tmp_path, content))
+    (tmp_path / "openings.json").write_text("[")
+    with pytest.raises(SuiteUnavailableError, match="could not be read"):
+        OpeningsSuite(10, 0, str(tmp_path / "openings.json"))
 
 
 def test_the_owners_set_agrees_with_the_rules(real_data: Path) -> None:
