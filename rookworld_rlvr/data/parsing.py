@@ -99,10 +99,7 @@ def _open_dataset(args: SourceArguments) -> Any:
         return pgn_positions(file)
     loader = sources.FILE_LOADERS[file.suffix.lower()]
     options = {}
-    if loader in (
-        "text",
-        "csv",
-    ):  # names and ids are often Latin-1; a row that needs them is refused
+    if loader in ("text", "csv"):  # with names of players, which are often in Latin-1
         options = {"encoding": encoding_of(file), "encoding_errors": "replace"}
     return datasets.load_dataset(loader, data_files=str(file), split="train", **options)
 
