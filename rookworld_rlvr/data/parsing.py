@@ -98,9 +98,7 @@ def _open_dataset(args: SourceArguments) -> Any:
     if file.suffix.lower() == ".pgn":
         return pgn_positions(file)
     loader = sources.FILE_LOADERS[file.suffix.lower()]
-    options = {}
-    if loader in ("text", "csv"):  # with names of players, which are often in Latin-1
-        options = {"encoding": encoding_of(file), "encoding_errors": "replace"}
+    options = {"encoding": encoding_of(file)} if loader == "text" else {}
     return datasets.load_dataset(loader, data_files=str(file), split="train", **options)
 
 

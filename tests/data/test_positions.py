@@ -154,16 +154,6 @@ def test_games_are_read_as_far_as_they_go(tmp_path: Path) -> None:
         load_data(DataArguments(str(tmp_path / "games.pgn"), tasks=["environment"]))
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "utf-8-sig", "utf-16"])
-def test_names_in_another_encoding_do_not_cost_the_positions(encoding: str, tmp_path: Path) -> None:
-    epd = f'{chess.Board().epd(bm=[chess.Move.from_uci("e2e4")])} id "Müller";'
-    pgn = f'[White "Müller"]\n[FEN "{START}"]\n\n*\n'
-    for name, text in (("a.epd", epd), ("a.csv", f"who,fen\nMüller,{START}\n"), ("a.pgn", pgn)):
-        (tmp_path / name).write_bytes(text.encode(encoding))
-        (row,) = parsed_rows(RowArguments(str(tmp_path / name)), ["policy"])
-        assert isinstance(row, dict) and row["fen"] == START
-
-
 def test_a_held_out_set_of_its_own(tmp_path: Path) -> None:
     texts = prompts(120)
     train = write_jsonl(tmp_path / "train.jsonl", [{"prompt": text} for text in texts])
