@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from ..tasks.registry import TASKS, split_row, task_of
 from ..tasks.text import MAX_HISTORY, clean, parse_move
 from ..tasks.types import EnvironmentPrompt, action_values_column
 from . import sources
+from .games import read_game, split_games
 from .sources import Malformed, Row, RowArguments, SourceArguments
 
 # They print what a row's `fault` or an error says better.
@@ -310,20 +311,27 @@ def prompt_of(board: chess.Board, action: str) -> EnvironmentPrompt:
 def pgn_positions(path: Path) -> Iterator[dict[str, Any]]:
     """Raw rows of a PGN file: the position before each move of each game's main line.
 
-    `action` is the move played and `history` the last moves up to and including it. Where a game
-    cannot be read, there is a row with the reason as `fault` instead.
+    `action` is the move played and `history` the last moves up to and including it. A game without
+    moves that starts from a FEN, such as a puzzle or a chapter of a study, gives that position. Where a
+    game cannot be read, there is a row with the reason as `fault` instead.
+
+    Raises:
+        RookWorldError: No game has a move or a FEN.
     """
+    number, has_rows = 0, False
     with path.open(encoding=encoding_of(path), errors="replace") as file:
-        for number in count(1):
+        for number, text in enumerate(split_games(file), 1):
             try:
-                if (game := chess.pgn.read_game(file)) is None:
-                    return
-                yield from game_positions(game)
-            except (ValueError, LookupError) as error:  # python-chess's at a stray bracket
-                if isinstance(error, LookupError):
-                    while file.readline().strip():  # its moves go on to an empty line
-                        pass
+                for row in game_positions(read_game(text)):
+                    has_rows = True
+                    yield row
+            except ValueError as error:
+                has_rows = True
                 yield {"fault": f"game {number}: {error}"}
+    if number and not has_rows:
+        raise RookWorldError(
+            f"dataset_name: none of the {number} games in {str(path)!r} has a move or a FEN; give others"
+        )
 
 
 def encoding_of(file: Path) -> str:
@@ -334,7 +342,7 @@ def encoding_of(file: Path) -> str:
 
 
 def game_positions(game: chess.pgn.Game) -> Iterator[dict[str, Any]]:
-    """The raw rows of a game, as `pgn_positions` has them.
+    """The raw rows of a game of `read_game`, as `pgn_positions` has them.
 
     Raises:
         ValueError: It is of a variant, has a null move, begins in a position that python-chess would
@@ -350,6 +358,8 @@ def game_positions(game: chess.pgn.Game) -> Iterator[dict[str, Any]]:
             raise ValueError(f"a null move after {board.fen()}")
         yield asdict(prompt_of(board, move.uci()))
         board.push(move)
+    if "FEN" in game.headers and not (game.variations or game.errors):
+        yield {"fen": game.headers["FEN"]}
     if game.errors:
         raise ValueError(game.errors[0])
 
