@@ -32,7 +32,7 @@ from ..tasks.registry import TASKS, split_row, task_of
 from ..tasks.text import MAX_HISTORY, clean, parse_move
 from ..tasks.types import EnvironmentPrompt, action_values_column
 from . import sources
-from .games import read_game, split_games
+from .pgn import read_game, split_games
 from .sources import Malformed, Row, RowArguments, SourceArguments
 
 # They print what a row's `fault` or an error says better.

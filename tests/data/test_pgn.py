@@ -8,8 +8,8 @@ import chess.pgn
 import pytest
 
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.data.games import read_game, split_games, unread_move
 from rookworld_rlvr.data.parsing import parse_rows, pgn_positions
+from rookworld_rlvr.data.pgn import read_game, split_games, unread_move
 
 KINGS = "4k3/8/8/8/8/8/4P3/4K3 w - - 0 1"
 
