@@ -54,8 +54,8 @@ def read_board(text: str) -> chess.Board:
         game = chess.pgn.read_game(io.StringIO(text))
         if game is None or not (game.variations or game.errors):
             raise
-    from ..data.parsing import game_positions
-    from ..data.pgn import read_game, split_games  # with datasets, which takes seconds
+    from ..data.parsing import game_positions  # with datasets, which takes seconds
+    from ..data.pgn import read_game, split_games
 
     game = read_game(next(split_games(text.splitlines(keepends=True))))
     try:
