@@ -89,7 +89,15 @@ def find_engine(path: str | None = None) -> str:
 # A process
 # --------------------------------------------------------------------------------------------------
 class EngineProcess(chess.engine.UciProtocol):
-    """An engine process that reports its identity and can be killed."""
+    """An engine process that reports its identity and can be killed.
+
+    Attributes:
+        fault: Resolves with the reason if python-chess gives up a search, as at an illegal ``bestmove``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fault: asyncio.Future[Exception] = asyncio.Future()
 
     @classmethod
     async def start(cls, path: str) -> EngineProcess:
@@ -116,6 +124,17 @@ class EngineProcess(chess.engine.UciProtocol):
         names = [name for name in ("EvalFile", "Hash", "Threads") if name in self.options]
         options = (f"{name} {self.config.get(name, self.options[name].default)}" for name in names)
         return f"{self.id.get('name', 'unnamed engine')} ({', '.join(options)})"
+
+
+def _keep_fault(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Hand what python-chess can only report to the loop to the process that it is about.
+
+    It also complains about searches that were cut short; users need not see that.
+    """
+    logger.debug("%s", context)
+    process, error = context.get("protocol"), context.get("exception")
+    if isinstance(process, EngineProcess) and error and not process.fault.done():
+        process.fault.set_result(error)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -145,8 +164,7 @@ class EnginePool:
         self._work: asyncio.Task[Any] | None = None
         self.given_up: dict[str, str] = {}
         self._loop = asyncio.new_event_loop()
-        # python-chess complains about searches that were cut short; users need not see that.
-        self._loop.set_exception_handler(lambda _, context: logger.debug("%s", context))
+        self._loop.set_exception_handler(_keep_fault)
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         try:
@@ -245,13 +263,16 @@ class EnginePool:
 
     async def _search(self, process: EngineProcess, position: str) -> Values:
         search = asyncio.create_task(value_moves(process, position, self._args.engine_depth))
-        ended = process.returncode
-        # Wait for either: python-chess would wait forever if the process dies before the search begins.
-        either: list[asyncio.Future[Any]] = [search, ended]
+        ended, fault = process.returncode, process.fault
+        # Wait for any: python-chess would wait forever if the process dies before the search begins, and
+        # after a fault.
+        each: list[asyncio.Future[Any]] = [search, ended, fault]
         try:
-            await asyncio.wait(either, timeout=TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(each, timeout=TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
             if search.done():
                 return search.result()
+            if fault.done():
+                raise EngineError(f"the engine's answer cannot be right ({fault.result()})")
             if ended.done():
                 raise EngineError(f"engine process died (exit code: {ended.result()})")
             raise TimeoutError(f"no answer within {TIMEOUT_S:g} s")

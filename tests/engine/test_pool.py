@@ -117,7 +117,7 @@ def test_several_threads_may_ask_at_once(stockfish: str, truth: Truth) -> None:
 
 
 def wait_little(deed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if deed in ("is silent", "is deaf", "plays an illegal move"):
+    if deed in ("is silent", "is deaf"):
         monkeypatch.setattr(engine, "TIMEOUT_S", 1.0)
 
 
@@ -160,6 +160,7 @@ def test_an_engine_that_was_killed_between_two_calls_is_replaced_without_a_wait(
         ("dies", "engine process died"),
         ("is deaf", "no answer within 1 s"),
         ("gives no score", "the answer has no score or no depth"),
+        ("plays an illegal move", "the engine's answer cannot be right (invalid uci"),
     ],
 )
 def test_a_position_that_fails_twice_is_given_up_and_the_others_are_not(
