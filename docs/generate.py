@@ -14,6 +14,7 @@ import importlib
 import itertools
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
@@ -289,13 +290,16 @@ def suites() -> str:
 
 
 def other_words() -> str:
-    """Our keys with the names that other code has for them."""
+    """Our keys after the names that other code has for them: a list, because cells would be long."""
     notes = words()["notes"]
-    rows = [
-        [code(*names), f"{code(key)}: {notes[key]}" if key in notes else code(key)]
-        for key, names in words()["names"].items()
-    ]
-    return table(["there", "here"], rows)
+    lines = []
+    for key, names in words()["names"].items():
+        note = f": {notes[key]}" if key in notes else ""
+        text = f"{code(*names)} → {code(key)}{note}"
+        lines += textwrap.wrap(
+            text, 118, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
+        )
+    return "\n".join(lines)
 
 
 def files(pattern: str) -> str:

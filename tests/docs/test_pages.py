@@ -92,7 +92,8 @@ def workplace(finished: Path, tmp_path: Path, packaged: LoadedData) -> Path:
     table.to_json(folder / "rows.jsonl", orient="records", lines=True)
     (folder / "positions.fen").write_text("\n".join(row["fen"] for row in rows) + "\n")
     openings = [{"prompt": row["prompt"]} for row in rows if row["task"] == "environment"]
-    (folder / "opening_dataset_eval.json").write_text(json.dumps(openings))
+    (folder / "opening_dataset_train.json").write_text(json.dumps(openings[:30]))
+    (folder / "opening_dataset_eval.json").write_text(json.dumps(openings[30:]))
     (folder / "games.pgn").write_text("1. e4 e5 2. Nf3 Nc6 3. Bb5 a6 *\n\n1. d4 d5 2. c4 e6 *\n")
     return folder
 
