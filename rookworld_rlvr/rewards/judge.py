@@ -22,6 +22,7 @@ from ..models import loading
 from ..tasks.registry import TASKS, is_right, task_of
 from .arguments import call_options
 from .composites import Options
+from .positions import warn_of_positions
 
 if TYPE_CHECKING:  # libraries are imported where they are used: to check an entry takes none
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -223,6 +224,7 @@ class JudgeReward:
         asked: Any = [[texts[row] for row in mine] for texts in (prompts, completions, column)]
         scores = self.judge.scores(*asked[:2])
         if log_metric is not None:
+            warn_of_positions(log_metric)
             self._log(log_metric, scores, *asked)
         rewards: list[float | None] = [None] * len(prompts)
         for row, score in zip(mine, scores, strict=True):

@@ -25,6 +25,7 @@ from ..tasks.registry import TASKS, score_row, task_of
 from ..tasks.text import message_text
 from . import composites
 from .arguments import call_options
+from .positions import warn_of_positions
 
 logger = logging.getLogger(__name__)
 
@@ -246,6 +247,7 @@ def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
             if (score := score_row(*pair, by_move)) is not None:
                 numbers[row] = reward.number(score, **chosen)
         if log_metric is not None:
+            warn_of_positions(log_metric)
             for row in mine:
                 log_metric(f"rewards/{name}/without_truth", float(numbers[row] is None))
             if truth.labeller is not None:
