@@ -223,7 +223,17 @@ def test_a_dry_run_calls_rewards_as_training_does() -> None:
 
 def test_a_dry_run_names_a_reward_that_cannot_tell_a_task_s_answers_apart() -> None:
     front = next(text for _, text in fences(REPOSITORY / "README.md") if "def develops" in text)
+    front += "\n\ndef readable(completions, task, **columns):\n"
+    front += "    pairs = zip(completions, task, strict=True)\n"
+    front += "    return [TASK[kind](text) for text, kind in pairs]\n\n"
+    front += (
+        'TASK = {"policy": len, "environment": lambda text: 1 if text.count("+") == 3 else None}\n'
+    )
     Path("front.py").write_text(front)
+    readable = (
+        "warning: the reward readable is 1.000 for all 6 environment answers that it judges, so it "
+        "cannot tell them apart; unless that is meant, give it tasks: [policy]"
+    )
     data = load_data(DataArguments("rookworld-nano-openings", max_rows=300, synthetic_rows=30))
     said = (
         "warning: the reward develops is 0.000 for all 9 environment answers, right, wrong and "
@@ -233,6 +243,7 @@ def test_a_dry_run_names_a_reward_that_cannot_tell_a_task_s_answers_apart() -> N
         ({"name": "front.py:develops"}, [said]),
         ({"name": "front.py:develops", "tasks": ["policy"]}, []),
         ({"name": "environment_exact"}, []),
+        ({"name": "front.py:readable"}, [readable]),
     ):
         text = dry_run_text(data, [{"name": "policy_best_move"}, spec])
         paragraphs = [" ".join(part.split()) for part in text.split("\n\n")]
