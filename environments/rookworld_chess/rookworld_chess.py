@@ -17,6 +17,7 @@ from openai import AsyncOpenAI
 from rookworld_rlvr import rewards
 from rookworld_rlvr.data import load_rows
 from rookworld_rlvr.tasks.registry import TASKS, is_right, task_of
+from rookworld_rlvr.tasks.rules import legal_moves
 from rookworld_rlvr.tasks.types import values_by_move
 
 __all__ = ["ChessEnv", "ChessHarness", "ChessTaskset"]
@@ -155,11 +156,16 @@ class ChessTask(vf.Task[ChessData]):
         return score
 
     async def validate(self, runtime: vf.Runtime) -> bool | None:
-        """Whether the right answer is found in a reply and gets 1 from each reward; see `vf.Task`."""
+        """Whether the right answer is found in a reply and gets 1 from each reward; see `vf.Task`.
+
+        What the values of moves say is right counts only if they are those of the legal moves.
+        """
         prompt, values = self.data.row_prompt, values_by_move(self.data.action_values)
-        truth = TASKS[self.data.task].truth(prompt, values)
-        if truth is None:
+        task = TASKS[self.data.task]
+        if (truth := task.truth(prompt, values)) is None:
             return None
+        if values is not None and {*values} != {*legal_moves(task.position(prompt).fen)}:
+            return False
         answer = answer_in(f"<answer>{truth}</answer>", prompt)
         return {self.scored(name, answer) for name in WEIGHTS} - {None} == {1.0}
 

@@ -151,7 +151,7 @@ def test_a_row_without_a_right_answer_is_not_valid(items: dict[str, Any]) -> Non
     data = next(data for data in items.values() if data.task == "policy")
     for values, found in (
         (data.action_values, True),
-        ([{"move": "a1a1", "cp": 10}, {"move": "b1b1", "cp": 5}], False),  # no move of the position
+        ([{"move": "a1a1", "cp": 10}, {"move": "b1b1", "cp": 5}], False),  # no legal moves
         (None, None),
     ):
         task = chess.ChessTask(data.model_copy(update={"action_values": values}))
