@@ -14,9 +14,10 @@ from typing import Any, Literal
 import verifiers.v1 as vf
 from openai import AsyncOpenAI
 
+from rookworld_rlvr import rewards
 from rookworld_rlvr.data import load_rows
-from rookworld_rlvr.rewards import get_reward_funcs
 from rookworld_rlvr.tasks.registry import TASKS, is_right, task_of
+from rookworld_rlvr.tasks.rules import legal_moves
 from rookworld_rlvr.tasks.types import values_by_move
 
 __all__ = ["ChessEnv", "ChessHarness", "ChessTaskset"]
@@ -110,33 +111,63 @@ class ChessData(vf.TaskData):
     action_values: list[dict[str, Any]] | None = None
 
 
-def judged(name: str, weight: float) -> Callable[..., Any]:
+WEIGHTS = {
+    "environment_exact": 0.5,
+    "environment_state": 0.5,
+    "policy_best_move": 0.5,
+    "policy_candidates": 0.25,
+    "policy_evaluation": 0.25,
+    "fill_in_exact": 0.5,
+    "fill_in_similarity": 0.5,
+}
+"""The rewards of `rookworld_rlvr` that count; the weights of each task's sum to 1."""
+
+
+def judged(name: str) -> Callable[..., Any]:
     """A reward of `rookworld_rlvr` as one of `verifiers`; it skips rows of other tasks."""
-    (reward_func,) = get_reward_funcs([name])
 
     async def reward(self: ChessTask, trace: vf.Trace) -> dict[str, float]:
-        values = [self.data.action_values]
-        (score,) = reward_func([self.data.row_prompt], [self.answer(trace)], action_values=values)
+        score = self.scored(name, self.answer(trace))
         return {} if score is None else {name: score}
 
-    reward.__name__, reward.__doc__ = name, reward_func.__doc__
-    return vf.reward(weight=weight)(reward)
+    reward.__name__, reward.__doc__ = name, getattr(rewards, name).__doc__
+    return vf.reward(weight=WEIGHTS[name])(reward)
 
 
 class ChessTask(vf.Task[ChessData]):
-    """One question. The weights of each task's rewards sum to 1."""
+    """One question."""
 
-    environment_exact = judged("environment_exact", 0.5)
-    environment_state = judged("environment_state", 0.5)
-    policy_best_move = judged("policy_best_move", 0.5)
-    policy_candidates = judged("policy_candidates", 0.25)
-    policy_evaluation = judged("policy_evaluation", 0.25)
-    fill_in_exact = judged("fill_in_exact", 0.5)
-    fill_in_similarity = judged("fill_in_similarity", 0.5)
+    environment_exact = judged("environment_exact")
+    environment_state = judged("environment_state")
+    policy_best_move = judged("policy_best_move")
+    policy_candidates = judged("policy_candidates")
+    policy_evaluation = judged("policy_evaluation")
+    fill_in_exact = judged("fill_in_exact")
+    fill_in_similarity = judged("fill_in_similarity")
 
     def answer(self, trace: vf.Trace) -> str:
         """The answer that is scored."""
         return answer_in(trace.last_reply, self.data.row_prompt)
+
+    def scored(self, name: str, answer: str) -> float | None:
+        """What the reward `name` gives for an answer; None if it is one of another task."""
+        values = [self.data.action_values]
+        (score,) = getattr(rewards, name)([self.data.row_prompt], [answer], action_values=values)
+        return score
+
+    async def validate(self, runtime: vf.Runtime) -> bool | None:
+        """Whether the right answer is found in a reply and gets 1 from each reward; see `vf.Task`.
+
+        What the values of moves say is right counts only if they are those of the legal moves.
+        """
+        prompt, values = self.data.row_prompt, values_by_move(self.data.action_values)
+        task = TASKS[self.data.task]
+        if (truth := task.truth(prompt, values)) is None:
+            return None
+        if values is not None and {*values} != {*legal_moves(task.position(prompt).fen)}:
+            return False
+        answer = answer_in(f"<answer>{truth}</answer>", prompt)
+        return {self.scored(name, answer) for name in WEIGHTS} - {None} == {1.0}
 
     @vf.metric
     async def readable(self, trace: vf.Trace) -> float:

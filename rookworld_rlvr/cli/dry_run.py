@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from ..common.terminal import wrapped
@@ -28,10 +28,10 @@ def dry_run_text(
     """The counts of the data, and for each task three rows with answers to them, scored.
 
     The reference, a wrong and an unreadable answer to each row make one batch. A reward that is the same
-    for all of them is named.
+    for all of them, or for all those of one task, is named.
     """
     funcs = open_rewards(specs, truth)
-    seen: dict[str, list[float]] = {func.__name__: [] for func in funcs}
+    seen: dict[str, dict[str, list[float | None]]] = {func.__name__: {} for func in funcs}
     lines = [wrapped("\n".join(data.report.lines()))]
     with asyncio.Runner() as runner:  # one event loop for all rewards, as in training
         for name, task in TASKS.items():
@@ -53,8 +53,10 @@ def dry_run_text(
                     lines += ["", f"{name} row {1 + at // len(KINDS)}: {row['prompt']!r}"]
                 lines += [f"  {kind:<10} {text!r}", f"{'':13}{cell or 'no reward applies'}"]
             for func, given in rewards.items():
-                seen[func] += [number for number in given if number is not None]
-    return "\n".join([*lines, *(f"\n{wrapped(warning)}" for warning in _constant(seen))])
+                if any(number is not None for number in given):
+                    seen[func][name] = given
+    warnings = [warning for func, by_task in seen.items() for warning in _constant(func, by_task)]
+    return "\n".join([*lines, *(f"\n{wrapped(warning)}" for warning in warnings)])
 
 
 def _answers(
@@ -71,12 +73,23 @@ def _answers(
     return zip(KINDS, answers, strict=True)
 
 
-def _constant(seen: Mapping[str, list[float]]) -> Iterator[str]:
-    for name, numbers in seen.items():
-        if not numbers and name not in known_rewards():  # a packaged one may be of another task
-            yield f"warning: the reward {name} gives no number for any of these answers"
-        elif len(set(numbers)) == 1:
-            yield (
-                f"warning: the reward {name} is {numbers[0]:.3f} for all {len(numbers)} answers, right, "
-                "wrong and unreadable; unless what it rewards is rare, it teaches nothing"
-            )
+def _constant(name: str, by_task: Mapping[str, Sequence[float | None]]) -> Iterator[str]:
+    """Warnings about a reward that cannot tell answers apart, by what it gave for those of each task."""
+    telling = [task for task, given in by_task.items() if len({*given} - {None}) > 1]
+    given = [*chain.from_iterable(by_task.values())]
+    if not given and name not in known_rewards():  # a packaged one may be of another task
+        yield f"warning: the reward {name} gives no number for any of these answers"
+    elif len({*given} - {None}) == 1:
+        same = _same(name, given, "answers")
+        yield f"{same}; unless what it rewards is rare, it teaches nothing"
+    else:
+        remedy = f"; unless that is meant, give it tasks: [{', '.join(telling)}]" if telling else ""
+        for task in (task for task in by_task if task not in telling):
+            same = _same(name, by_task[task], f"{task} answers")
+            yield f"{same}, so it cannot tell them apart{remedy}"
+
+
+def _same(name: str, given: Sequence[float | None], answers: str) -> str:
+    numbers = [number for number in given if number is not None]
+    which = " that it judges" if None in given else ", right, wrong and unreadable"
+    return f"warning: the reward {name} is {numbers[0]:.3f} for all {len(numbers)} {answers}{which}"

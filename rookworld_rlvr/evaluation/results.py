@@ -139,7 +139,8 @@ def results_text(results: Sequence[ModelResults]) -> str:
             lines.append(f"  {result.notes['positions']}")
         if "pass_samples" in result.notes:
             how = decoding_text(result.notes["pass_decoding"])
-            lines.append(f"  pass@k: {result.notes['pass_samples']} answers an item, {how}")
+            of = f"pass@k of {result.notes['pass_right']}"
+            lines.append(f"  {of}: {result.notes['pass_samples']} answers an item, {how}")
         for model in results:
             metrics = model.suites[name].metrics()
             changes = {} if model is first else result.compare(model.suites[name])

@@ -175,10 +175,15 @@ class Suite(ABC, Generic[Item]):
                     seen[name][item] = float(value)
         notes = dict(self.notes)
         if self.pass_samples:
-            notes["pass_samples"] = self.pass_samples
+            notes["pass_samples"], notes["pass_right"] = self.pass_samples, self.right_by
             notes["pass_decoding"] = dict(model.sampling or model.decoding)
         n, found = len(self.items), {name: values for name, values in seen.items() if values}
         return SuiteResult(self.version, n, self.seed, model.decoding, known, found, notes=notes)
+
+    @property
+    def right_by(self) -> str:
+        """The metric by which an answer is right for pass@k."""
+        return self.right or self.headline
 
     def sampled(self, model: Answerer) -> Iterable[Judged]:
         """pass@k and majority@k of each item from `pass_samples` answers."""
@@ -211,10 +216,10 @@ class PromptSuite(Suite[Item]):
         """See `Suite`."""
         if not (count := self.pass_samples):
             return
-        right, prompts = self.right or self.headline, self.prompts()
+        prompts = self.prompts()
         drawn = model.samples(prompts, count)
         for (name, item), prompt, texts in zip(self.items.items(), prompts, drawn, strict=True):
-            hits = {text: self.judge(item, text)[right] == 1 for text in texts}
+            hits = {text: self.judge(item, text)[self.right_by] == 1 for text in texts}
             found, voted = count_right(texts, hits, TASKS[task_of(prompt)].vote)
             yield name, {**passes(found, count), f"majority@{count}": float(voted)}, ()
 

@@ -47,7 +47,7 @@ from .loading import room_after
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 
-ANSWER_TOKENS = 160  # the longest answer; one of the policy task has up to 144 tokens of GPT-2's
+ANSWER_TOKENS = 160  # the longest answer; a right one has up to 78 tokens of GPT-2's tokenizer
 _CROWD = 0.75  # rows that have ended are dropped once at most this share is live
 
 

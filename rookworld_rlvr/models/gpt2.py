@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -60,11 +61,22 @@ def number_positions_from_mask(model: torch.nn.Module) -> None:
     table of absolute positions under GPT-2's name, such as GPT-Neo's. Other models (Llama, Qwen2) need
     none: a shift of all positions changes nothing there. Hooks are not saved with the model.
     """
+    for module in _counting_padding(model):
+        module.register_forward_pre_hook(_add_position_ids, with_kwargs=True)
+        module._positions_from_mask = True  # type: ignore[assignment]
+
+
+def counts_padding(model: torch.nn.Module) -> bool:
+    """Whether a forward without position ids counts padding on the left as positions."""
+    return any(True for _ in _counting_padding(model))
+
+
+def _counting_padding(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The bodies with a table of absolute positions that `number_positions_from_mask` has not seen."""
     for module in model.modules():
         has_table = isinstance(getattr(module, "wpe", None), torch.nn.Embedding)
         if has_table and not getattr(module, "_positions_from_mask", False):
-            module.register_forward_pre_hook(_add_position_ids, with_kwargs=True)
-            module._positions_from_mask = True  # type: ignore[assignment]
+            yield module
 
 
 def _add_position_ids(

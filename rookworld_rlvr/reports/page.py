@@ -141,7 +141,8 @@ def _suites(run: RunRecord) -> Iterator[dict[str, Any]]:
                 columns.append(changes)
         yield {
             "caption": f"{suite}, version {result['version']}, {result['n']} rows, seed "
-            f"{result['seed']}, {decoding_text(result['decoding'])}",
+            f"{result['seed']}, {decoding_text(result['decoding'])}"
+            + (f"; pass@k of {of}" if (of := result.get("notes", {}).get("pass_right")) else ""),
             "heads": heads,
             "columns": columns,
         }
@@ -149,13 +150,14 @@ def _suites(run: RunRecord) -> Iterator[dict[str, Any]]:
 
 def _passes(run: RunRecord) -> Iterator[dict[str, Any]]:
     """A table of pass@k for each task that was measured."""
-    for task in TASKS:
-        before, after = (run.right.get(when, {}).get(task) for when in ("before", "after"))
+    for task in TASKS.values():
+        before, after = (run.right.get(when, {}).get(task.name) for when in ("before", "after"))
         if counts := after or before:
             sides = [found.estimates() if found else {} for found in (before, after)]
             changes = before.compare(after) if before and after else {}
             yield {
-                "caption": f"{task}: {len(counts.right)} held-out rows, {counts.samples} samples each",
+                "caption": f"{task.name}: {len(counts.right)} held-out rows, "
+                f"{counts.samples} samples each, right by {task.right_by}",
                 "heads": ["", "before", "after", "change"],
                 "columns": [*sides, changes],
             }

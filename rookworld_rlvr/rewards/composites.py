@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from ..common.settings import setting
+from ..common.errors import ConfigurationError
+from ..common.settings import record_faults, setting
 from ..tasks.types import Score
 
 Shaping = Literal["graduated", "linear", "binary", "continuous"]
@@ -59,7 +60,13 @@ def graduated(
         score: What `score_environment` or `score_policy` returns.
         shaping: One of `Shaping`.
         thresholds: Of the ladder's third and fourth rung.
+
+    Raises:
+        ConfigurationError: A bad shaping or bad thresholds.
     """
+    if shaping not in get_args(Shaping) or _threshold_faults(thresholds, "thresholds"):
+        given = {"name": "graduated", "shaping": shaping, "thresholds": thresholds}
+        raise ConfigurationError(record_faults(GraduatedOptions, given, "rewards: graduated"))
     if not score["format"]:
         return UNREADABLE + score.get("state", 0.0)
     quality = _quality(score, partial=shaping == "continuous")

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import stdev
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..common.errors import RookWorldError
-from ..common.settings import setting
+from ..common.errors import ConfigurationError, RookWorldError
+from ..common.settings import record_faults, setting
 from ..engine.truth import PolicyTruth, policy_values
 from ..models import loading
 from ..tasks.registry import TASKS, is_right, task_of
+from .arguments import call_options
 from .composites import Options
+from .positions import warn_of_positions
 
 if TYPE_CHECKING:  # libraries are imported where they are used: to check an entry takes none
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -182,6 +184,7 @@ class JudgeReward:
             `action_values`.
 
     Raises:
+        ConfigurationError: A bad value of an option.
         RookWorldError: See `load_judge`.
     """
 
@@ -190,6 +193,8 @@ class JudgeReward:
     def __init__(
         self, spec: JudgeSpec, judge: Judge | None = None, truth: PolicyTruth | None = None
     ) -> None:
+        if faults := record_faults(JudgeSpec, asdict(spec), f"rewards: {spec.name}"):
+            raise ConfigurationError(faults)
         self.__name__ = spec.name
         self.tasks = spec.tasks
         self.__doc__ = f"Score of the frozen judge {spec.model!r}."
@@ -207,14 +212,19 @@ class JudgeReward:
     ) -> list[float | None]:
         """Rewards of `N` completions; None for rows of other tasks, and for texts that are too long.
 
+        Its options are those of `spec`.
+
         Raises:
+            ConfigurationError: An option in the call.
             RookWorldError: A score is nan or infinite, or the engine fails.
         """
+        call_options(self.spec.name, Options, columns, len(prompts))
         mine = [row for row, text in enumerate(prompts) if task_of(text) in self.spec.tasks]
         column = action_values if action_values is not None else [None] * len(prompts)
         asked: Any = [[texts[row] for row in mine] for texts in (prompts, completions, column)]
         scores = self.judge.scores(*asked[:2])
         if log_metric is not None:
+            warn_of_positions(log_metric)
             self._log(log_metric, scores, *asked)
         rewards: list[float | None] = [None] * len(prompts)
         for row, score in zip(mine, scores, strict=True):

@@ -13,10 +13,9 @@ from ..common.own import load_own
 from ..common.settings import record_faults, setting
 from ..tasks.registry import TASKS, task_of
 from ..tasks.text import message_text
+from .arguments import GIVEN
 from .composites import Options
 
-# What TRL passes beside the data's columns.
-_GIVEN = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
 _COLUMNS = {"task", "fen", "action", "history", "action_values"}
 _LEFT_OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _OURS = ("name", "weight", "tasks")  # keys of a specification that are not options of the function
@@ -49,7 +48,7 @@ def own_faults(spec: Mapping[str, Any]) -> list[str]:
             "so write def reward(prompts, completions, **columns)"
         )
     named = {key for key, parameter in parameters.items() if parameter.kind not in _LEFT_OPEN}
-    options = {*_OURS, *named} - _GIVEN - _COLUMNS
+    options = {*_OURS, *named} - GIVEN - _COLUMNS
     faults += [
         f"rewards: {name} has no option {key!r}{close_matches(str(key), options)}"
         for key in spec

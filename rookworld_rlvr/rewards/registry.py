@@ -24,6 +24,8 @@ from ..tasks.policy import POLICY
 from ..tasks.registry import TASKS, score_row, task_of
 from ..tasks.text import message_text
 from . import composites
+from .arguments import call_options
+from .positions import warn_of_positions
 
 logger = logging.getLogger(__name__)
 
@@ -233,6 +235,9 @@ def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
+        values_too = {} if action_values is None else {"action_values": action_values}
+        given = call_options(name, reward.options, columns | values_too, len(prompts))
+        chosen = {**options, **given}
         pairs = zip(map(message_text, prompts), map(message_text, completions), strict=True)
         mine = {row: pair for row, pair in enumerate(pairs) if task_of(pair[0]) in reward.tasks}
         stored = [None if action_values is None else action_values[row] for row in mine]
@@ -240,8 +245,9 @@ def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
         numbers: list[float | None] = [None] * len(prompts)
         for (row, pair), by_move in zip(mine.items(), values, strict=True):
             if (score := score_row(*pair, by_move)) is not None:
-                numbers[row] = reward.number(score, **options)
+                numbers[row] = reward.number(score, **chosen)
         if log_metric is not None:
+            warn_of_positions(log_metric)
             for row in mine:
                 log_metric(f"rewards/{name}/without_truth", float(numbers[row] is None))
             if truth.labeller is not None:

@@ -35,7 +35,7 @@ def headlines() -> dict[str, str]:
 
 def rights() -> dict[str, str]:
     """Task → its metric by which an answer is right."""
-    return {name: f"{name}/{task.right or task.headline}" for name, task in TASKS.items()}
+    return {name: f"{name}/{task.right_by}" for name, task in TASKS.items()}
 
 
 def training_metrics() -> tuple[str, ...]:

@@ -237,7 +237,12 @@ class Task(ABC):
 
     def is_right(self, score: Score) -> bool:
         """Whether an answer is right by the task's metric `right`."""
-        return score[self.metrics[self.right or self.headline].component] == 1
+        return score[self.metrics[self.right_by].component] == 1
+
+    @property
+    def right_by(self) -> str:
+        """The metric by which an answer is right or wrong."""
+        return self.right or self.headline
 
     def limits(self, values: Values | None) -> tuple[float, float] | None:
         """What a random and the best answer to a row get by the headline; None if that is 0 and 1.

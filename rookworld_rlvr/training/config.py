@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -353,6 +354,31 @@ def check_recipe(*groups: Any) -> list[str]:
         for key, metric in compared_metrics(training_args)
         if metric in not_run or metric.split("/")[0] in TASKS.keys() - set(tasks)
     ]
+
+
+_NO_KEYWORDS = {
+    "compute_metrics": "held-out answers are text, which the tasks score; for a number of your own add "
+    "a reward, with weight 0 if it is not to be trained on: its held-out mean is `rewards/<its name>`",
+}
+"""Keywords of transformers' `Trainer` that a GRPO trainer does not take, with what does the same."""
+
+
+def check_keywords(trainer: type, keywords: Iterable[str]) -> None:
+    """Refuse keywords that a trainer does not take.
+
+    Raises:
+        ConfigurationError: It says what to do instead.
+    """
+    known = {*inspect.signature(trainer).parameters}
+    faults = [
+        f"{name}: the GRPO trainer does not take it; {_NO_KEYWORDS[name]}"
+        if name in _NO_KEYWORDS
+        else f"{name}: the GRPO trainer does not take it{close_matches(name, known)}"
+        for name in keywords
+        if name not in known
+    ]
+    if faults:
+        raise ConfigurationError(faults)
 
 
 def require_suites(args: RookWorldGRPOConfig, left_out: Mapping[str, str]) -> None:

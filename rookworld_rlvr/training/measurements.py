@@ -146,7 +146,8 @@ def pass_lines(measured: Measured) -> list[str]:
             found = before[task].compare(counts)[top]
             points = [100 * number for number in (found.difference, found.low, found.high)]
             change = " ({:+.1f} points [{:+.1f}, {:+.1f}])".format(*points)
-        lines.append(f"{task}, {len(counts.right)} prompts: {'; '.join(shares)}{change}")
+        by = TASKS[task].right_by
+        lines.append(f"{task} {by}, {len(counts.right)} prompts: {'; '.join(shares)}{change}")
     return lines
 
 

@@ -35,6 +35,7 @@ from ..tasks.task import Sampling
 from ..tasks.text import message_text, write_texts
 from .callbacks import TableInterval, escape_for_terminal
 from .checkpoints import WholeCheckpoints
+from .config import check_keywords
 from .heldout import HeldoutEvaluation, heldout_faults, task_among, without_evaluation
 from .model_card import OwnCard
 from .parts import groups
@@ -117,7 +118,11 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         """Correct the model for GPT-2 (position ids, dropout, GELU) and add the parts to it.
 
         Without `reward_funcs` they are those of the arguments' `rewards`.
+
+        Raises:
+            ConfigurationError: A keyword that TRL's trainer does not take, such as `compute_metrics`.
         """
+        check_keywords(GRPOTrainer, kwargs)
         if reward_funcs is None and getattr(args, "rewards", None):
             reward_funcs = open_rewards(args.rewards)
         reward_funcs = with_functions(reward_funcs)

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from rookworld_rlvr import __version__
+from rookworld_rlvr.common.stats import proportion
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.tasks.registry import join_row
 
@@ -47,6 +49,31 @@ def test_links_lead_somewhere(page: Path) -> None:
     for path, anchor in re.findall(r"\]\((?!https://|mailto:)([^)\s#]*)(?:#([^)\s]+))?\)", text):
         target = page.parent / path if path else page
         assert target.exists() and (not anchor or anchor in anchors(target)), (path, anchor)
+
+
+def shares(text: str) -> Iterator[tuple[int, str]]:
+    """Each share with an interval in a table that has a column of numbers of items, with that number."""
+    size: int | None = None
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line[:1] == "|" else []
+        heads = [at for at, cell in enumerate(cells) if cell in ("n", "rows")]
+        size = heads[0] if heads else size if cells else None
+        if size is None or not cells[size].isdecimal() or "expected score" in cells[0]:  # a mean
+            continue
+        for cell in re.findall(r"\d[\d.]*% \[[^]]+\]", line):
+            yield int(cells[size]), cell
+
+
+def test_intervals_of_shares_are_those_of_the_package() -> None:
+    found = [item for page in (README, *DOCS) for item in shares(page.read_text())]
+    assert len(found) > 40
+    for n, cell in found:
+        share = float(cell.split("%")[0])
+        near = range(
+            max(0, int(n * (share - 0.1) / 100)), min(n, int(n * (share + 0.1) / 100) + 1) + 1
+        )
+        ours = (proportion(right, n) for right in near)
+        assert cell in {f"{x.value:.1%} [{100 * x.low:.1f}, {100 * x.high:.1f}]" for x in ours}, n
 
 
 def test_every_page_opens_with_a_question_and_is_in_the_index() -> None:

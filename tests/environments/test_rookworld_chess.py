@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import subprocess
@@ -22,6 +23,7 @@ from rookworld_rlvr.tasks.registry import TASKS, is_right
 from rookworld_rlvr.tasks.types import values_by_move
 
 from ..rows import ASKED_E4, START
+from ..support import REPOSITORY
 
 pytest.importorskip("verifiers", reason="verifiers is not installed (make test-environments)")
 chess = pytest.importorskip("rookworld_chess", reason="it is not installed")
@@ -130,6 +132,30 @@ def test_right_answers_get_1_wrong_ones_less_and_no_answer_0(items, tmp_path: Pa
             assert all(fmean(numbers) > 0 for numbers in found.values()), "a part of each is right"
         else:
             assert found == dict.fromkeys(TASKS, [float(name == "right")] * ITEMS)
+
+
+@pytest.mark.slow
+def test_vf_validate_finds_the_right_answers_without_an_account(tmp_path: Path) -> None:
+    """By the configuration that is beside the environment, and for those tasks that are asked for."""
+    command = f"rookworld_chess @ {REPOSITORY / 'environments/rookworld_chess/validate.toml'}"
+    for words, count in (("-n 9", 9), ('--taskset.tasks ["policy"] -n 4', 4)):
+        program = [str(Path(sys.executable).with_name("vf-validate")), *command.split()]
+        program += [*words.split(), "--no-rich", "-o", str(tmp_path / str(count))]
+        subprocess.run(program, check=True, stdout=subprocess.DEVNULL)
+        (file,) = (tmp_path / str(count)).glob("*/summary.json")
+        checks = json.loads(file.read_text())["checks"]
+        assert [checks[which]["valid"] for which in ("gold", "noop")] == [count, count]
+
+
+def test_a_row_without_a_right_answer_is_not_valid(items: dict[str, Any]) -> None:
+    data = next(data for data in items.values() if data.task == "policy")
+    for values, found in (
+        (data.action_values, True),
+        ([{"move": "a1a1", "cp": 10}, {"move": "b1b1", "cp": 5}], False),  # no legal moves
+        (None, None),
+    ):
+        task = chess.ChessTask(data.model_copy(update={"action_values": values}))
+        assert asyncio.run(task.validate(None)) is found
 
 
 @pytest.mark.slow

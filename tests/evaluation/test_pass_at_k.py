@@ -10,7 +10,10 @@ from rookworld_rlvr.common.stats import proportion
 from rookworld_rlvr.evaluation import pass_at_k as module
 from rookworld_rlvr.evaluation.models import RandomMover
 from rookworld_rlvr.evaluation.pass_at_k import RightCounts, majority, pass_at_k, pass_summary
+from rookworld_rlvr.evaluation.results import ModelResults, results_text
 from rookworld_rlvr.evaluation.suites.environment import FillInSuite
+from rookworld_rlvr.evaluation.suites.policy import PolicySuite
+from rookworld_rlvr.tasks.fill_in import FILL_IN
 from rookworld_rlvr.tasks.policy import POLICY
 
 from ..support import recipe
@@ -75,15 +78,36 @@ def test_the_samples_of_a_suite_are_counted_item_by_item() -> None:
     assert values["pass@8"] == {item: float(count > 0) for item, count in right.items()}
     assert sum(right.values()) > 0 and max(right.values()) < 8, "chance is right now and then"
     assert plain.values.items() <= values.items(), "the other metrics do not change"
+    assert found.notes["pass_right"] == "exact" == FILL_IN.right_by
     assert found.notes["pass_samples"] == 8 and "pass_samples" not in plain.notes
     assert set(found.compare(found)) >= {"pass@1", "pass@8"}
+
+
+def test_of_the_policy_suite_best_moves_count_and_not_its_headline() -> None:
+    suite = PolicySuite(12, 0)
+    suite.pass_samples = 4
+    found = suite.run(RandomMover())
+    assert suite.headline == "expected_score"
+    assert found.notes["pass_right"] == "best_move" == POLICY.right_by
+    samples = RandomMover().samples(suite.prompts(), 4)
+    judged = zip(suite.items.items(), samples, strict=True)
+    best = {n: any(suite.judge(i, text)["best_move"] for text in texts) for (n, i), texts in judged}
+    assert found.values["pass@4"] == {name: float(hit) for name, hit in best.items()}
+    assert 0 < sum(best.values()) < 12
+    (text,) = (
+        line
+        for line in results_text([ModelResults("m", {"policy": found}, {})]).splitlines()
+        if "@k" in line
+    )
+    assert text.startswith("  pass@k of best_move: 4 answers an item")
 
 
 def test_evaluate_reports_pass_at_k_beside_the_greedy_numbers(tmp_path: Path, capsys) -> None:
     path = tmp_path / "results.json"
     words = f"--suites environment --suite_rows 16 --pass_samples 4 --output_file {path}"
     recipe("evaluate").main(words.split())
-    assert "pass@4" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "pass@4" in said and "pass@k of exact: 4 answers an item" in said
     sampled = json.loads(path.read_text())["suites"]["environment"]
     passes = [sampled["metrics"][f"pass@{k}"]["value"] for k in (1, 2, 4)]
     assert passes == sorted(passes) and passes[0] < passes[-1], "different answers were drawn"

@@ -18,8 +18,9 @@ from rookworld_rlvr.rewards.guard import checked, placed_errors
 from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs
 from rookworld_rlvr.tasks.registry import TASKS
 
+from ..docs.pages import fences
 from ..rows import column
-from ..support import NOT_KEPT, history, script
+from ..support import NOT_KEPT, REPOSITORY, history, script
 
 SMALL = """
     --max_steps 1 --per_device_train_batch_size 16 --heldout_rows 8 --max_completion_length 16
@@ -218,6 +219,35 @@ def test_a_dry_run_calls_rewards_as_training_does() -> None:
     assert "it teaches nothing" not in text
     with pytest.raises(RookWorldError, match="the reward one returned 1 rewards for 9 completions"):
         dry_run_text(data, [{"name": "my_rewards.py:one"}])
+
+
+def test_a_dry_run_names_a_reward_that_cannot_tell_a_task_s_answers_apart() -> None:
+    front = next(text for _, text in fences(REPOSITORY / "README.md") if "def develops" in text)
+    front += "\n\ndef readable(completions, task, **columns):\n"
+    front += "    pairs = zip(completions, task, strict=True)\n"
+    front += "    return [TASK[kind](text) for text, kind in pairs]\n\n"
+    front += (
+        'TASK = {"policy": len, "environment": lambda text: 1 if text.count("+") == 3 else None}\n'
+    )
+    Path("front.py").write_text(front)
+    readable = (
+        "warning: the reward readable is 1.000 for all 6 environment answers that it judges, so it "
+        "cannot tell them apart; unless that is meant, give it tasks: [policy]"
+    )
+    data = load_data(DataArguments("rookworld-nano-openings", max_rows=300, synthetic_rows=30))
+    said = (
+        "warning: the reward develops is 0.000 for all 9 environment answers, right, wrong and "
+        "unreadable, so it cannot tell them apart; unless that is meant, give it tasks: [policy]"
+    )
+    for spec, warnings in (
+        ({"name": "front.py:develops"}, [said]),
+        ({"name": "front.py:develops", "tasks": ["policy"]}, []),
+        ({"name": "environment_exact"}, []),
+        ({"name": "front.py:readable"}, [readable]),
+    ):
+        text = dry_run_text(data, [{"name": "policy_best_move"}, spec])
+        paragraphs = [" ".join(part.split()) for part in text.split("\n\n")]
+        assert [part for part in paragraphs if part.startswith("warning")] == warnings
 
 
 def test_a_step_with_own_rewards_which_does_not_go_on_with_edited_ones(folder: Path) -> None:

@@ -153,7 +153,7 @@ def test_the_page_tells_the_run(one: Path) -> None:
     before, after = run.right["before"]["policy"], run.right["after"]["policy"]
     found = before.compare(after)["pass@1"]
     assert f"<b>{found.difference:+.4g}</b> <small>[{found.low:+.4g}, {found.high:+.4g}]" in drawn
-    assert "policy: 100 held-out rows, 64 samples each" in drawn
+    assert "policy: 100 held-out rows, 64 samples each, right by best_move" in drawn
 
 
 def test_a_run_that_fell_does_not_look_well(runs: Path) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig, RewardTrainer
 
-from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.data.loading import DataArguments
 from rookworld_rlvr.rewards import judge as judges
 from rookworld_rlvr.rewards.judge import Judge, JudgeReward, JudgeSpec, load_judge
@@ -75,6 +75,13 @@ def test_all_faults_of_an_entry_are_reported_and_nothing_is_loaded() -> None:
     assert "'judge' appears twice" in fault
     (fault,) = check_reward_specs([{"name": "environment_exact", "model": "x"}])
     assert "environment_exact: no option 'model'" in fault, "the other rewards' are as they were"
+
+
+def test_a_judge_made_or_called_with_a_bad_option_says_so() -> None:
+    with pytest.raises(ConfigurationError, match=r"judge: scale: 'log' .* raw, sigmoid"):
+        fixed([1.0], scale="log")
+    with pytest.raises(ConfigurationError, match=r"judge: no option 'scale' .*'sigmoid'"):
+        fixed([1.0])([PROMPT], [RIGHT], scale="sigmoid")
 
 
 def test_a_judge_of_a_task_judges_that_task(folder: str) -> None:

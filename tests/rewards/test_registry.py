@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import TrainerState
 
 from rookworld_rlvr import data
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.engine.truth import PolicyTruth
-from rookworld_rlvr.rewards import environment_exact, get_reward_funcs
+from rookworld_rlvr.rewards import composites, environment_exact, get_reward_funcs, graduated
 from rookworld_rlvr.rewards.registry import check_reward_specs, known_rewards, tasks_of
+from rookworld_rlvr.tasks.registry import score_row
 
 from ..docs.pages import fences
 from ..engines import POSITIONS, FakeLabeller, fake_values
@@ -268,6 +271,67 @@ def test_all_faults_are_reported_together() -> None:
     with pytest.raises(ConfigurationError, match="'asymmetric' appears twice") as caught:
         get_reward_funcs(bad)
     assert len(caught.value.faults) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"shaping": "nonsense"},
+            ["shaping", "'nonsense'", "binary, continuous, graduated, linear"],
+        ),
+        ({"shaping": None}, ["shaping", "None", "binary, continuous, graduated, linear"]),
+        ({"shapin": "linear"}, ["'shapin'", "'linear'", "did you mean shaping"]),
+        ({"thresholds": [0.9, 0.5]}, ["thresholds", "[0.9, 0.5]", "the smaller first"]),
+        ({"thresholds": 0.5}, ["thresholds", "0.5", "is not a list"]),
+        ({"weight": 0.5}, ["weight", "0.5", "reward_weights"]),
+        ({"fen": [START]}, ["fen", "1 values for 2 completions"]),
+        ({"action_values": [None]}, ["action_values", "1 values for 2 completions"]),
+        ({"temperature": torch.tensor(0.5)}, ["'temperature'", "0.5"]),
+    ],
+)
+def test_a_call_refuses_options_as_a_recipe_does(options: dict[str, Any], words: list[str]) -> None:
+    for made in (graduated, get_reward_funcs([{"name": "graduated", "shaping": "linear"}])[0]):
+        with pytest.raises(ConfigurationError) as caught:
+            made([ASKED_E4] * 2, [RIGHT_E4] * 2, **options)
+        (fault,) = caught.value.faults
+        assert all(word in fault for word in ("graduated", *words)), fault
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_reward_takes_an_option_that_it_does_not_have(name: str) -> None:
+    (reward,) = get_reward_funcs([name])
+    for prompts in ([], [ASKED_E4], [ASKED_E4, POLICY_PROMPT]):
+        with pytest.raises(ConfigurationError, match=f"{name}: no option 'sharpness' .*3"):
+            reward(prompts, [""] * len(prompts), sharpness=3)
+
+
+@pytest.mark.parametrize(("asked", "said", "options", "numbers"), LADDERS)
+def test_an_option_counts_in_a_call(asked: str, said: Any, options: Any, numbers: Any) -> None:
+    count = len(said)
+    given = graduated([asked] * count, said, [ACTION_VALUES] * count, **options)
+    assert given == pytest.approx(numbers, abs=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"shaping": "nonsense"}, {"thresholds": (0.9, 0.5)}])
+def test_the_scale_itself_refuses_them(options: Any) -> None:
+    score = score_row(ASKED_E4, WRONG)
+    assert score is not None
+    with pytest.raises(ConfigurationError, match=r"nonsense|0\.9"):
+        composites.graduated(score, **options)
+
+
+def test_whatever_trl_passes_is_taken() -> None:
+    """Also columns that only the user's data have, of any kind that has a length."""
+    of_trainer = {"trainer_state": TrainerState(), "log_extra": print, "environments": [None, None]}
+    columns = {
+        "id": [1, 2],
+        "source": ("a", "b"),
+        "row": torch.arange(2),
+        "completion_ids": [[1], [2]],
+    }
+    for reward in get_reward_funcs(NAMES):
+        reward([ASKED_E4] * 2, [RIGHT_E4] * 2, log_metric=Means().log, **of_trainer, **columns)
 
 
 WRONG = f"{NAMED}+0.001+0+0"

@@ -1,5 +1,6 @@
 """The dashboard's names, and a W&B offline run of the real recipe, read back."""
 
+import inspect
 import json
 import re
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from trl import GRPOTrainer
 from wandb.proto.wandb_internal_pb2 import Record
 
 from rookworld_rlvr.common.files import asset_path
@@ -32,6 +34,16 @@ def test_each_key_is_explained_once_in_one_or_two_sentences() -> None:
     for metric in GLOSSARY:
         sentence = r"[A-Z`]([^.]|\d\.\d)*\."
         assert re.fullmatch(rf"{sentence}( {sentence})?", metric.meaning), metric
+
+
+def test_what_trl_logs_is_explained() -> None:
+    """Each metric that its source names, with any loss and with vLLM."""
+    named = re.findall(r'_metrics\[mode\]\[f?"([^"]+)"\]', inspect.getsource(GRPOTrainer))
+    assert {"cispo_clip_ratio", "vespo/phi_seq_mean", "policy_loss"} <= {*named}
+    names = {re.sub(r"{\w+}", "any", name) for name in named} - {"policy_loss"}
+    assert [name for name in sorted(names) if explain(dashboard_key(name)) is None] == []
+    loss = explain("train/loss/policy")
+    assert loss is not None and "`policy_loss`" in loss.meaning, "ours is in its place"
 
 
 def test_no_key_of_a_packaged_list_stands_twice() -> None:

@@ -14,6 +14,7 @@ from transformers.activations import GELUTanh
 from transformers.utils.import_utils import enable_tf32
 from trl import GRPOConfig, GRPOTrainer
 
+from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.models import gpt2, loading
 from rookworld_rlvr.models.decoding import complete
@@ -265,3 +266,18 @@ def test_tables_come_at_intervals_and_at_the_end(
         tables = sorted((tmp_path / name / "completions").glob("*.parquet"))
         assert [int(path.stem.split("_")[1]) for path in tables] == steps
         assert all(len(Dataset.from_parquet(str(path))) == 8 for path in tables)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "words"),
+    [
+        ("compute_metrics", "a reward, with weight 0 .* its held-out mean is `rewards/<its name>`"),
+        ("callback", "did you mean callbacks"),
+        ("tokenizer", "choose one of .* processing_class"),
+    ],
+)
+def test_a_keyword_that_it_does_not_take_is_one_sentence(keyword: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        RookWorldGRPOTrainer("no/such/model", **{keyword: None})
+    (fault,) = caught.value.faults
+    assert fault.startswith(f"{keyword}: the GRPO trainer does not take it; ")
