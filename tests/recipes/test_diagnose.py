@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.diagnosis import trainer
@@ -300,6 +301,52 @@ def test_one_batch_over_and_over(diagnose: Diagnose, healthy: Path, tmp_path: Pa
     assert {"loss/policy", "reward", "grad_norm", "mean_logp"} <= set(rows)
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"diagnosis.json", "diagnosis.html"}, "nothing of a run"
+
+
+OF_RECIPE = """
+    --model_name_or_path rookworld-nano --dataset_name rookworld-nano-openings --bf16 false
+    --dtype float32 --max_rows 200 --synthetic_rows 30 --heldout_rows 3 --max_completion_length 48
+    --per_device_train_batch_size 16 --gradient_accumulation_steps 1
+""".split()
+QUICK = ("grpo_mini", "grpo_fill_in")
+"""The others take longer, or have nothing that no other test has."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=() if path.stem in QUICK else SLOW)
+        for path in sorted(RECIPES.glob("grpo_*.yaml"))
+    ],
+)
+def test_every_packaged_recipe_can_be_diagnosed(
+    path: Path, diagnose: Diagnose, tokenizer: Any, tmp_path: Path
+) -> None:
+    keys = yaml.safe_load(path.read_text())
+    argv = [*OF_RECIPE, "--config", str(path)]
+    if "fill_in" in keys.get("tasks", ()):
+        argv += ["--synthetic_fill_in_rows", "40"]
+    if path.stem.endswith("_judge"):
+        for made in (support.tiny_judge(tokenizer), tokenizer):
+            made.save_pretrained(tmp_path / "judge")
+        rewards = [dict(reward) for reward in keys["rewards"]]
+        rewards[0]["model"] = str(tmp_path / "judge")
+        argv += ["--rewards", json.dumps(rewards)]
+    _, content = diagnose(*argv)
+    assert content["recipe"] == path.stem
+    rows = rows_of(content)
+    assert len(rows) == 16 and all(row["total"] is not None for row in rows)
+    assert {row["task"] for row in rows} <= set(keys.get("tasks", ["environment", "policy"]))
+    for task, how in keys.get("task_sampling", {}).items():
+        assert content["setup"]["temperature"][task] == how["temperature"]
+    heats = content["analysis"]["what_if_temperature"]
+    assert [row["times_temperature"] for row in heats] == [1.0, 2.0]
+
+
+def test_tasks_with_a_sampling_of_their_own_and_without_prompts(diagnose: Diagnose) -> None:
+    sampling = ("--task_sampling", '{"policy": {}, "environment": {}}')
+    _, content = diagnose(*OF_RECIPE, "--tasks", "environment", "--task_shares", "null", *sampling)
+    assert {row["task"] for row in rows_of(content)} == {"environment"}
 
 
 def test_bad_input_is_refused_before_anything_is_loaded(recipe: ModuleType) -> None:
