@@ -342,6 +342,8 @@ def measurements(
             "drift": (later["drift"], ""),
             "kl_share": (share, " or its gradient, one step later"),
         }
+        if "kl" in later:
+            noted["kl"] = (later["kl"], "")
     rewards = [entry.get("reward", math.nan) for entry in record["log_history"]]
     if (quarter := len(rewards) // 4) >= _FEWEST_REPETITIONS // 4:
         rise = (sum(rewards[-quarter:]) - sum(rewards[:quarter])) / quarter
