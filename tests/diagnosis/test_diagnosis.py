@@ -71,6 +71,9 @@ def test_terms_add_up_to_the_loss_and_rows_to_terms(options: dict[str, Any], mad
     rows = [row["policy_term"] for row in trainer.completions if row["total"] is not None]
     whole = first["loss/policy"] + first.get("loss/taught", 0.0)
     assert sum(rows) == pytest.approx(whole, rel=1e-3, abs=1e-5)
+    after = [row["total_after"] for row in trainer.completions if row["total"] is not None]
+    whole = sum(second.get(f"loss/{name}", 0.0) for name in ("policy", "taught", "kl"))
+    assert sum(after) == pytest.approx(whole, rel=1e-3, abs=1e-5)
 
     # What is computed after the first step is what the trainer computes when it goes on.
     expected = trainer.one_step_on
@@ -103,6 +106,38 @@ def test_taught_answers_are_in_the_terms_and_marked(made: Made) -> None:
         assert sum(r["advantage"] for r in group["completions"]) == pytest.approx(0, abs=1e-3)
     for name in ("gradient/taught", "gradient/supervised"):
         assert record["policy"]["one_step_on"][name] > 0
+
+
+def test_a_group_that_teaches_nothing_is_said_so(made: Made) -> None:
+    """Every other prompt's completions all get the same reward."""
+
+    def every_other(prompts: list[str], **_: Any) -> list[float]:
+        places = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
+        return [float(places[prompt] % 2 and row % 4 == 0) for row, prompt in enumerate(prompts)]
+
+    groups = run_diagnosis(made(reward_funcs=[every_other], beta=0.1), "kept")["advantages"][
+        "groups"
+    ]
+    assert groups[0]["advantages"] == [0.0] * 4
+    assert groups[0]["verdict"] == (
+        "the range is below 0.01 and the deviation is below 0.01: hardly anything to learn"
+    )
+    assert groups[1]["positive"] == 0.25 and groups[1]["verdict"] == "enough to learn from"
+
+
+def test_of_groups_that_a_later_step_trains_on_nothing_is_said(made: Made) -> None:
+    options = {"steps_per_generation": 2, "per_device_train_batch_size": 4, "beta": 0.1}
+    record = run_diagnosis(made(max_steps=1, **options), "two steps")
+    advantages = record["advantages"]
+    assert [group["verdict"] for group in advantages["groups"]].count("not trained on") == 1
+    (trained,) = (group for group in advantages["groups"] if group["verdict"] != "not trained on")
+    assert advantages["positive"] == trained["positive"]
+    for phase in ("policy", "kl", "update"):
+        figures = record[phase]["groups"]
+        assert len(figures) == 2
+        assert [group["group"] for group in figures] == [0, 1]
+    total = {group["group"]: group["total"] for group in record["update"]["groups"]}
+    assert sum(total.values()) == pytest.approx(record["update"]["loss"], abs=1e-5)
 
 
 def judged(

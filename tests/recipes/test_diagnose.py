@@ -17,7 +17,7 @@ import yaml
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.diagnosis import trainer
 from rookworld_rlvr.diagnosis.phases import PHASES
-from rookworld_rlvr.diagnosis.report import page
+from rookworld_rlvr.diagnosis.report import page, print_report
 from rookworld_rlvr.models import gpt2, loading
 from rookworld_rlvr.training.parts import registry
 
@@ -118,6 +118,62 @@ def test_groups_kl_and_layers_are_those_of_trl_and_adam(content: dict[str, Any])
     for layer in layers:
         assert layer["gradient_norm"] > 0
         assert 0 < layer["update_norm"] <= 1.001e-4 * layer["parameters"] ** 0.5
+
+
+def test_each_prompt_has_its_figures_before_and_after_the_step(content: dict[str, Any]) -> None:
+    """Computed here from its completions, of which the JSON file has all."""
+    texts = content["generation"]["groups_of_texts"]
+    phases = {name: content[name]["groups"] for name in ("advantages", "policy", "kl", "update")}
+    assert all([one["group"] for one in groups] == [0, 1, 2, 3] for groups in phases.values())
+    for number, group in enumerate(texts):
+        rows = group["completions"]
+        found = {name: groups[number] for name, groups in phases.items()}
+        assert {one["task"] for one in found.values()} == {group["task"]}
+        given = [row["advantage"] for row in rows]
+        of = found["advantages"]
+        assert of["advantage_mean"] == pytest.approx(statistics.mean(given), abs=2e-6)
+        assert of["advantage_std"] == pytest.approx(statistics.stdev(given), rel=1e-4)
+        assert of["advantage_range"] == pytest.approx(max(given) - min(given), rel=1e-4)
+        assert of["positive"] == sum(advantage > 0 for advantage in given) / 8
+        different = len({row["text"] for row in rows})
+        assert of["texts"] == (
+            "all 8 identical" if different == 1 else f"{different} of 8 distinct"
+        )
+        assert of["verdict"] == "enough to learn from"
+        for after in ("", "_after"):
+            for phase, name, column in (
+                ("policy", "policy_term", "policy_term"),
+                ("policy", "logp", "policy"),
+                ("kl", "kl", "kl"),
+                ("kl", "penalty", "penalty"),
+            ):
+                each = [row[column + after] for row in rows]
+                if isinstance(each[0], list):
+                    each = [number for numbers in each for number in numbers]
+                expected = pytest.approx(statistics.mean(each), rel=1e-3, abs=1e-7)
+                assert found[phase][name + after] == expected, (name, after)
+            for name in ("policy_term", "penalty", "total"):
+                expected = pytest.approx(sum(row[name + after] for row in rows), rel=1e-3, abs=1e-7)
+                assert found["update"][name + after] == expected
+        assert found["kl"]["kl"] == 0 < found["kl"]["kl_after"]
+    prompts = content["after"]["prompts"]
+    assert [row["prompt"] for row in prompts] == [group["prompt"] for group in texts]
+
+
+def test_the_terminal_cuts_no_number_and_no_text(
+    content: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    print_report(content)
+    shown = capsys.readouterr().out
+    assert "…" not in shown and max(map(len, shown.splitlines())) <= 80
+    words = " ".join(shown.split())
+    for group in content["advantages"]["groups"]:
+        assert " ".join(f"{advantage:.4g}" for advantage in group["advantages"]) in words
+    for group in content["generation"]["groups_of_texts"][:2]:
+        for row in group["completions"]:
+            assert " ".join(row["text"].split()) in words
+    assert "enough to learn from" in words
 
 
 def test_rewards_and_answers_are_compared_with_those_before(content: dict[str, Any]) -> None:
