@@ -425,7 +425,7 @@ def measurements(
             "kl_share": (share, " or its gradient, one step later"),
         }
         if "kl" in later:
-            noted["kl"] = (later["kl"], "")
+            noted |= {"kl": (later["kl"], ""), "kl_share_of_loss": (later["kl/share_of_loss"], "")}
     rewards = [entry.get("reward", math.nan) for entry in record["log_history"]]
     if (quarter := len(rewards) // 4) >= _FEWEST_REPETITIONS // 4:
         rise = (sum(rewards[-quarter:]) - sum(rewards[:quarter])) / quarter

@@ -122,13 +122,8 @@ _SHOWN = ("reward", "reward_std", "frac_reward_zero_std", "kl", "entropy", "grad
 _SUPERVISED = ("loss", "mean_token_accuracy", "learning_rate", "grad_norm")
 
 
-_PHASES = (
-    "sampling",
-    "rewards",
-    "update",
-    "  reference",
-    "  loss",
-)  # the last two are in the update
+# The last two are within the update.
+_PHASES = ("sampling", "rewards", "update", "  reference", "  loss")
 TABLE_STEPS = 10  # optimiser steps
 _OWN_UNITS = ("rewards", "suites")  # rows whose numbers are not shares
 
@@ -196,7 +191,7 @@ def _line(state: Any, logs: Mapping[str, Any]) -> list[str]:
     names = _SHOWN if {"reward", "loss/policy"} & logs.keys() else _SUPERVISED
     shown = [f"{name} {logs[name]:.4g}" for name in names if logs.get(name) is not None]
     if shown and "step_time" in logs:
-        shown.append(f"seconds {logs['step_time']:.3g}")
+        shown.append(f"{logs['step_time']:.2f} s")
     return cells(f"step {state.global_step:>5}/{state.max_steps}  ", shown) if shown else []
 
 

@@ -128,7 +128,7 @@ def kl_exploding(history: History, bound: float) -> Reading | None:
     kl = history.get("diagnosis/kl", "kl")
     if kl is None:
         return None
-    share = history.get("diagnosis/kl_share", "kl/share_of_loss")
+    share = history.get("diagnosis/kl_share_of_loss", "kl/share_of_loss")
     detail = remedy = ""
     if share is not None and share < (RULES["kl_share_high"].bound or 0.0):
         detail = f", and its term is only {100 * share:.3g}% of the loss"

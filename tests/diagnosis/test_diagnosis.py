@@ -141,17 +141,19 @@ def test_of_groups_that_a_later_step_trains_on_nothing_is_said(made: Made) -> No
 
 
 def judged(
-    log: Any = (), steps: Any = (), gap: float = 1e-6, readable: float = 0.9
+    log: Any = (), steps: Any = (), gap: float = 1e-6, readable: float = 0.9, later: Any = ()
 ) -> dict[str, Any]:
     """The analysis of a healthy step of 32 completions of 4 prompts, with some numbers replaced."""
     healthy = {"step": 1, "loss": 0.1, "grad_norm": 0.5, "reward": 0.5, "health/unreadable": 0.05}
     pair = {"metric": "policy/best_move", "n": 60, "difference": -1 / 60, "p": 0.5}
+    one_step_on = {"drift": 0.01, "kl": 0.01}
+    one_step_on |= {"kl/share_of_loss": 0.1, "kl/share_of_gradient": 0.1}
     gaps = {"alone_gap": 1e-6, "sampler_gap": gap, "reference_kl": 1e-6, "tolerance": 1e-3}
     trainer: Any = SimpleNamespace(
         probes=gaps,
         layers=pd.DataFrame({"gradient_norm": [0.1, 0.2]}, index=["wte", "wpe"]),
         networks=lambda: [object()],
-        one_step_on={"drift": 0.01, "kl/share_of_loss": 0.1, "kl/share_of_gradient": 0.1},
+        one_step_on={**one_step_on, **dict(later)},
         args=SimpleNamespace(max_grad_norm=1.0),
     )
     record = {
@@ -177,6 +179,11 @@ def test_a_step_is_judged_by_its_numbers_and_not_by_chance() -> None:
     assert ("gradient_not_finite", "stop") in [(one["rule"], one["severity"]) for one in found]
     found = judged(gap=0.3)
     assert found["cause"] == "preflight_gap" and "sampler_gap is 0.3 nats" in found["verdict"]
+    # The KL is 0 in the step itself, so its share of the loss is, too.
+    far = {"kl": 5.0, "kl/share_of_loss": 0.2, "kl/share_of_gradient": 0.95}
+    found = judged({"kl": 0.0, "kl/share_of_loss": 0.0}, later=far)
+    assert found["cause"] == "kl_exploding" and "only 20% of the loss" in found["verdict"]
+    assert found["findings"][0]["explains"] == ["kl_dominates"]
     # Of one batch over and over, that it is not learnt by heart.
     flat = [{"reward": 0.5}] * 19
     assert rules((), flat) == ["batch_not_learnt"]
