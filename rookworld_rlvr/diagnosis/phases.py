@@ -25,7 +25,7 @@ from ..tasks.metrics import compare, headline, rights, scores
 from ..tasks.registry import TASKS
 from ..training.health import RULES, Finding, HealthMonitor, Severity
 from ..training.results import OWN_REWARDS
-from .trainer import AT_TEMPERATURES, MULTIPLES, DiagnosedTrainer
+from .trainer import AFTER, AT_TEMPERATURES, MULTIPLES, DiagnosedTrainer
 
 Part = dict[str, Any]
 
@@ -44,7 +44,7 @@ PHASES: Mapping[str, str] = {
 """Key in the JSON file → title, in the order of the report."""
 
 RESULT_JSON = "diagnosis.json"
-VERSION = 2  # of the JSON file's form
+VERSION = 3  # of the JSON file's form
 
 
 @dataclass
@@ -127,23 +127,23 @@ def run_diagnosis(
         },
         "advantages": {
             **of(log, "mean_advantage", "health/advantage", "zero_variance/trained"),
-            "positive": (rows["advantage"] > 0).mean(),
-            "groups": records(
-                rows.groupby(["group", "task"]).agg(
-                    mean=("reward", "mean"),
-                    std=("reward", "std"),
-                    rewards=("reward", list),
-                    advantages=("advantage", list),
-                )
-            ),
+            "positive": positive(rows["advantage"]),
+            "verdict": verdict(log["health/advantage_range"], log["health/advantage_std"]),
+            "groups": advantages_by_group(rows),
         },
         "policy": {
             **of(log, "loss/", "mean_logp", "entropy", "clip_ratio/region"),
             "one_step_on": of(later, "drift", "entropy", "clip_ratio/region", "gradient/"),
+            "groups": figures(rows, "mean", policy_term="policy_term", logp="policy"),
         },
-        "kl": {**of(log, "loss/kl", "kl"), "one_step_on": of(later, "kl", "gradient/kl")},
+        "kl": {
+            **of(log, "loss/kl", "kl"),
+            "one_step_on": of(later, "kl", "gradient/kl"),
+            "groups": figures(rows, "mean", kl="kl", penalty="penalty"),
+        },
         "update": {
             **{name: log.get(name) for name in ("loss", "grad_norm", "learning_rate")},
+            "groups": figures(rows, "sum", **{name: name for name in _TERMS}),
             "layers": records(layers.assign(ratio=layers["update_norm"] / layers["weight_norm"])),
         },
         "after": {**performance(trainer, -1), **changes(trainer)},
@@ -227,12 +227,13 @@ def changes(trainer: DiagnosedTrainer) -> Part:
     columns = {"prompt": [row["prompt"] for row in trainer.prompts], **first}
     mine = pd.DataFrame(columns | {f"{name}_after": column for name, column in last.items()})
     prompts = pd.DataFrame(gather_object(mine.to_dict("records")))
+    prompts.insert(0, "group", range(len(prompts)))
     prompts["change"] = change = prompts["sampled_after"] - prompts["sampled"]
     return {
         "reward_change": change.mean(),
         "prompts_that_rose": (change > 0).mean(),
         "paired": paired,
-        "prompts": prompts[[*prompts.columns[1:], "prompt"]].to_dict("records"),
+        "prompts": prompts[[*prompts.columns.drop("prompt"), "prompt"]].to_dict("records"),
     }
 
 
@@ -258,6 +259,87 @@ def generation(rows: pd.DataFrame) -> Part:
         "tokens": int(rows["policy"].dropna().map(len).sum()),
         "ended": rows["ended"].mean(),
     }
+
+
+# --------------------------------------------------------------------------------------------------
+# 5 to 8: prompt by prompt
+# --------------------------------------------------------------------------------------------------
+_GROUP = ["group", "task"]
+_TERMS = ("policy_term", "penalty", "total")  # of a completion, in the loss
+
+
+def advantages_by_group(rows: pd.DataFrame) -> list[Part]:
+    """Rewards and advantages of each group, and whether they differ enough to teach something."""
+    groups = rows.groupby(_GROUP)
+    table = groups.agg(
+        mean=("reward", "mean"),
+        std=("reward", "std"),
+        advantage_mean=("advantage", "mean"),
+        advantage_std=("advantage", "std"),
+        advantage_range=("advantage", lambda column: column.max() - column.min()),
+        positive=("advantage", positive),
+        texts=("text", distinct),
+    )
+    table["advantage_mean"] = table["advantage_mean"].round(6) + 0.0  # rounding leaves -1e-9 of 0
+    spread = zip(table["advantage_range"], table["advantage_std"], strict=True)
+    table["verdict"] = [verdict(*numbers) for numbers in spread]
+    table["rewards"] = groups["reward"].agg(list)
+    table["advantages"] = groups["advantage"].agg(list)
+    return records(table)
+
+
+def positive(advantages: pd.Series[float]) -> float:
+    """The share of completions with an advantage over 0, of those that are trained on."""
+    return float((advantages.dropna() > 0).mean())
+
+
+def distinct(texts: Sequence[str]) -> str:
+    """How many of a group's completions differ, in words.
+
+    >>> distinct(["a", "a", "a", "a"]), distinct(["a", "b", "a", "c"])
+    ('all 4 identical', '3 of 4 distinct')
+    """
+    different, count = len({*texts}), len(texts)
+    return f"all {count} identical" if different == 1 else f"{different} of {count} distinct"
+
+
+def verdict(spread: float, deviation: float) -> str:
+    """What the health rules say of advantages with this range and standard deviation.
+
+    >>> verdict(2.0, 1.15)
+    'enough to learn from'
+    >>> verdict(0.02, 0.0082)
+    'the deviation is below 0.01: hardly anything to learn'
+    """
+    if math.isnan(spread):
+        return "not trained on"
+    low = [
+        f"the {word} is below {bound:g}"
+        for word, value, rule in (
+            ("range", spread, "advantage_range"),
+            ("deviation", deviation, "advantage_std"),
+        )
+        if value < (bound := RULES[rule].bound or 0.0)
+    ]
+    return f"{' and '.join(low)}: hardly anything to learn" if low else "enough to learn from"
+
+
+def figures(rows: pd.DataFrame, how: str, **columns: str) -> list[Part]:
+    """Figures of each group of completions, and the same one step on.
+
+    Args:
+        rows: The step's completions.
+        how: `mean` or `sum`, over completions, or over tokens if a column has lists.
+        columns: Name of a figure → column of the completions. A figure that no completion has is left
+            out.
+    """
+    found = {}
+    for name, column in columns.items():
+        for suffix in ("", AFTER):
+            if column + suffix in rows and rows[column + suffix].notna().any():
+                values = rows.explode(column + suffix).astype({column + suffix: float})
+                found[name + suffix] = values.groupby(_GROUP)[column + suffix].agg(how)
+    return records(pd.DataFrame(found)) if found else []
 
 
 # --------------------------------------------------------------------------------------------------
@@ -342,6 +424,8 @@ def measurements(
             "drift": (later["drift"], ""),
             "kl_share": (share, " or its gradient, one step later"),
         }
+        if "kl" in later:
+            noted |= {"kl": (later["kl"], ""), "kl_share_of_loss": (later["kl/share_of_loss"], "")}
     rewards = [entry.get("reward", math.nan) for entry in record["log_history"]]
     if (quarter := len(rewards) // 4) >= _FEWEST_REPETITIONS // 4:
         rise = (sum(rewards[-quarter:]) - sum(rewards[:quarter])) / quarter

@@ -20,7 +20,7 @@ from .phases import PHASES, RESULT_JSON
 RESULT_HTML = "diagnosis.html"
 GROUPS_SHOWN = 2  # in the terminal, and unfolded on the page
 ROWS_SHOWN = 12  # of a table in the terminal
-TEXT_SHOWN = 36  # characters of a cell in the terminal
+CELL_SHOWN = 1_000  # characters in the terminal
 BY_TOKEN = ("sampler", "policy", "reference", "kl")  # of a completion
 MOST_WIDTH = 120  # columns
 
@@ -107,14 +107,15 @@ def print_report(record: Part) -> None:
         for finding, text in findings(part) if key == "analysis" else ():
             console.print(printable(f"{finding['severity']}: {finding['rule']}: {text}"))
         found = [*tables(part)]
-        for group in part.get("groups_of_texts", [])[:GROUPS_SHOWN]:
+        for number, group in enumerate(part.get("groups_of_texts", [])[:GROUPS_SHOWN]):
             sampled = completions(group)
-            texts = [[row.pop("completion")] for row in sampled]  # below, so that no number is cut
-            found += tables({group["prompt"]: sampled})
-            found.append(("its completions, in this order", [], texts))
+            texts = [[str(n), row.pop("completion")] for n, row in enumerate(sampled, 1)]
+            found += tables({f"group {number}: {group['prompt']}": sampled})
+            found.append(("its completions, in this order", ["row", "completion"], texts))
         for name, heads, rows in found:
             console.print(printable(f"\n{name}"), style="bold")
-            console.print(_table(heads, rows[:ROWS_SHOWN], TEXT_SHOWN))
+            for some in fitted(heads, rows[:ROWS_SHOWN], console.width):
+                console.print(_table(*some))
             if len(rows) > ROWS_SHOWN:
                 console.print(f"... and {len(rows) - ROWS_SHOWN} more in {RESULT_JSON}")
     for name, heads, rows in tables({"costs": record["costs"]}):
@@ -122,12 +123,48 @@ def print_report(record: Part) -> None:
         console.print(_table(heads, rows))
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], most: int = 1_000) -> Table:
-    """A table whose cells have at most so many characters."""
+def fitted(
+    heads: list[str], rows: list[list[str]], room: int
+) -> Iterator[tuple[list[str], list[list[str]]]]:
+    """A table as one or several of at most `room` characters, so that no number is cut.
+
+    Those after the first repeat its first column. A cell that is wider than that is alone beside it.
+
+    >>> for part in fitted(["group", "std", "verdict"], [["0", "0.5", "enough"]], room=12):
+    ...     print(*part)
+    ['group', 'std'] [['0', '0.5']]
+    ['group', 'verdict'] [['0', 'enough']]
+    """
+    columns = [[head, *cells] for head, *cells in zip(heads, *rows, strict=True)]
+    if sum(map(_wide, columns)) > room:  # heads of several lines
+        columns = [[head.replace(" ", "\n"), *cells] for head, *cells in columns]
+    while columns:
+        first, *others = columns
+        left = room - _wide(first)
+        fit: list[list[str]] = []
+        for column in others:
+            if _wide(column) <= left or not fit:
+                fit.append(column)
+                left -= _wide(column)
+        some, *lists = zip(first, *fit, strict=True)
+        yield [*some], [[*cells] for cells in lists]
+        others = [column for column in others if column not in fit]
+        columns = [first, *others] if others else []
+
+
+def _wide(column: Iterable[str]) -> int:
+    """The characters that a column of a table takes, with the space behind it."""
+    return 1 + max(len(line) for cell in column for line in cell.splitlines() or [""])
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table, with a row of heads if there are any."""
     padding = (0, 1, 0, 0) if heads else (0, 1)  # ten numbers fit into 80 columns
-    table = Table(*heads, show_header=bool(heads), box=None, pad_edge=False, padding=padding)
+    table = Table(show_header=bool(heads), box=None, pad_edge=False, padding=padding)
+    for head in heads:
+        table.add_column(head, overflow="fold")  # of a word that is wider
     for row in rows:
-        cut = (cell if len(cell) <= most else f"{cell[:most]}…" for cell in row)
+        cut = (cell if len(cell) <= CELL_SHOWN else f"{cell[:CELL_SHOWN]}…" for cell in row)
         table.add_row(*map(printable, cut))
     return table
 

@@ -35,6 +35,7 @@ COLUMNS = (  # of a completion, if it is trained on: numbers, then lists by toke
     *("advantage", "taught", "ended", "policy_term", "penalty", "total"),
     *("tokens", "sampler", "policy", "reference", "kl"),
 )
+AFTER = "_after"  # of the names of a completion's terms, log-probs and KL one step on
 SAMPLED = Decoding("sampled", temperature=0.8)  # as the predecessors measured a batch
 SAMPLES = 2  # a prompt
 MULTIPLES = (0.25, 0.5, 2.0, 4.0)  # of the update, and of beta
@@ -185,8 +186,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         """As the trainer's own; the first step's is noted completion by completion."""
         if not self.is_first_step or ROW not in inputs:
             return super().loss(model, inputs)
-        names = {"advantages", "taught_advantages"} & inputs.keys()
-        factors = {name: inputs[name].clone().requires_grad_() for name in sorted(names)}
+        factors = factors_of(inputs)
         with self.phase("forward"):
             loss = super().loss(model, {**inputs, **factors})
         with self.phase("diagnosis"):
@@ -197,23 +197,9 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         self, loss: Loss, inputs: Mapping[str, Any], factors: Mapping[str, torch.Tensor]
     ) -> None:
         """Note what each completion has in the loss."""
-        assert loss.call.scores is not None
-        logps = loss.call.scores.logps.detach()
+        sampler, reference = map(inputs.get, ("sampling_per_token_logps", "ref_per_token_logps"))
+        logps = self._note_terms(loss, inputs, factors, sampler=sampler, reference=reference)
         advantages = torch.stack([*factors.values()]).sum(0).detach()  # (B,) or (B, C)
-        term = loss.terms["policy"] + loss.terms.get("taught", 0.0)
-        columns = {"policy_term": by_row(term, [*factors.values()])}
-        tokens = {
-            "sampler": inputs.get("sampling_per_token_logps"),
-            "policy": logps,
-            "reference": inputs.get("ref_per_token_logps"),
-        }
-        if "kl" in self.parts and tokens["reference"] is not None:
-            kl = self.parts["kl"].per_token(logps, inputs)[0]
-            weights = torch.zeros_like(kl).requires_grad_()
-            (slope,) = slopes_of(aggregate(self, weights, inputs), [weights])
-            tokens["kl"] = kl
-            columns["penalty"] = self.beta * (slope * kl).sum(1)
-        columns["total"] = columns["policy_term"] + columns.get("penalty", 0.0)
         mask, ends = inputs["completion_mask"].bool(), set(self.eos_token_ids)
         for place, row in enumerate(inputs[ROW].tolist()):
             kept, note = mask[place], self.completions[row]
@@ -223,11 +209,45 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
             advantage = advantages[place] if advantages.dim() == 1 else advantages[place][kept]
             note["advantage"] = (advantage.mean() / inputs.get("row_scale", 1)).item()
             note["taught"] = bool(inputs["taught"][place]) if "taught" in inputs else False
-            note |= {name: column[place].item() for name, column in columns.items()}
-            for name, column in tokens.items():
-                if column is not None and not column[place][kept].isnan().any():  # of the sampler
-                    note[name] = column[place][kept].float().tolist()
         self.batches.append((inputs, logps))
+
+    def _note_terms(
+        self,
+        loss: Loss,
+        inputs: Mapping[str, Any],
+        factors: Mapping[str, torch.Tensor],
+        suffix: str = "",
+        **tokens: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Note what each completion adds to a loss, and its log-probs and KL by token, in nats.
+
+        Args:
+            loss: Computed with `factors` in the place of the inputs of these names.
+            inputs: The micro-batch.
+            factors: See `factors_of`.
+            suffix: Of the names under which all is noted.
+            tokens: More by token ``(B, C)``; None for what there is not, nan for a row that lacks it.
+
+        Returns:
+            The log-probs ``(B, C)``.
+        """
+        assert loss.call.scores is not None
+        tokens["policy"] = logps = loss.call.scores.logps.detach()
+        term = loss.terms["policy"] + loss.terms.get("taught", 0.0)
+        columns = {"policy_term": by_row(term, [*factors.values()])}
+        if "kl" in self.parts and inputs.get("ref_per_token_logps") is not None:
+            tokens["kl"] = kl = self.parts["kl"].per_token(logps, inputs)[0]
+            weights = torch.zeros_like(kl).requires_grad_()
+            (slope,) = slopes_of(aggregate(self, weights, inputs), [weights])
+            columns["penalty"] = self.beta * (slope * kl).sum(1)
+        columns["total"] = columns["policy_term"] + columns.get("penalty", 0.0)
+        for place, row in enumerate(inputs[ROW].tolist()):
+            kept, note = inputs["completion_mask"][place].bool(), self.completions[row]
+            note |= {f"{name}{suffix}": column[place].item() for name, column in columns.items()}
+            for name, column in tokens.items():
+                if column is not None and not column[place][kept].isnan().any():
+                    note[f"{name}{suffix}"] = column[place][kept].float().tolist()
+        return logps
 
     def look_one_step_on(self, gradients: bool = True) -> dict[str, float]:
         """What the loss of the step's batches logs if it is computed again, after the update.
@@ -241,8 +261,11 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
             for inputs, before in self.batches:
                 old = inputs.get("old_per_token_logps")
                 again = {**inputs, "old_per_token_logps": before if old is None else old}
-                loss = super().loss(network, again)
+                factors = factors_of(inputs) if gradients else {}
+                loss = super().loss(network, {**again, **factors})
                 assert loss.call.scores is not None
+                if gradients:
+                    self._note_terms(loss, again, factors, AFTER)
                 # Taught answers are to move.
                 mask = inputs["completion_mask"] * sampled_rows(inputs)
                 moved = ((loss.call.scores.logps.detach() - before).abs() * mask).sum()
@@ -272,6 +295,12 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
 # --------------------------------------------------------------------------------------------------
 # Slopes
 # --------------------------------------------------------------------------------------------------
+def factors_of(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Copies of a micro-batch's advantages, by which slopes can be taken."""
+    names = {"advantages", "taught_advantages"} & inputs.keys()
+    return {name: inputs[name].clone().requires_grad_() for name in sorted(names)}
+
+
 def slopes_of(term: torch.Tensor, by: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The derivatives of a number by tensors, 0 where it does not depend on one; the graph is kept."""
     if not term.requires_grad or not all(tensor.requires_grad for tensor in by):

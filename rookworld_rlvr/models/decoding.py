@@ -97,7 +97,8 @@ def complete(
         `N` texts in the order of `prompts`.
     """
     ids = complete_ids(model, tokenizer, prompts, **how)
-    return tokenizer.batch_decode(ids, skip_special_tokens=True)
+    # Of no rows, `batch_decode` makes one empty text.
+    return tokenizer.batch_decode(ids, skip_special_tokens=True) if ids else []
 
 
 def complete_ids(

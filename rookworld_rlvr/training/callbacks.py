@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 import time
 from collections.abc import Mapping, MutableSequence
 from pathlib import Path
@@ -121,6 +122,8 @@ _SHOWN = ("reward", "reward_std", "frac_reward_zero_std", "kl", "entropy", "grad
 _SUPERVISED = ("loss", "mean_token_accuracy", "learning_rate", "grad_norm")
 
 
+# The last two are within the update.
+_PHASES = ("sampling", "rewards", "update", "  reference", "  loss")
 TABLE_STEPS = 10  # optimiser steps
 _OWN_UNITS = ("rewards", "suites")  # rows whose numbers are not shares
 
@@ -128,14 +131,23 @@ _OWN_UNITS = ("rewards", "suites")  # rows whose numbers are not shares
 class ShortProgressCallback(ProgressCallback):
     """Transformers' progress bar, on a terminal only; short lines instead of forty numbers per log."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._seconds: list[float] = []  # of the steps since the last line
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             hidden = args.disable_tqdm or None  # None hides it where there is no terminal
             self.training_bar = tqdm(total=state.max_steps, dynamic_ncols=True, disable=hidden)
         self.current_step = 0
 
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._seconds.append(-time.perf_counter())
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         super().on_step_end(args, state, control, **kwargs)
+        if self._seconds:
+            self._seconds[-1] += time.perf_counter()
         # The last steps have a log of their own if there are fewer of them than logging_steps.
         control.should_log |= state.global_step >= state.max_steps
 
@@ -149,9 +161,22 @@ class ShortProgressCallback(ProgressCallback):
             for name, value in logs.items()
             if name.startswith("eval_") and name != "eval_runtime"
         }
-        lines = heldout_lines(state.global_step, heldout) if heldout else _line(state, logs)
+        lines = heldout_lines(state.global_step, heldout) if heldout else self._lines(state, logs)
         for line in lines:
             tqdm.write(line)
+
+    def _lines(self, state: Any, logs: Mapping[str, Any]) -> list[str]:
+        """A step's numbers and seconds, then its phases if they are logged; none without numbers.
+
+        Only TRL's GRPO logs the seconds itself.
+        """
+        if seconds := self._seconds:
+            logs = {"step_time": statistics.fmean(seconds), **logs}
+        lines = _line(state, logs)
+        if lines:
+            self._seconds = []
+            lines += phase_lines(logs)
+        return lines
 
 
 def print_short_lines(trainer: Trainer) -> None:
@@ -165,7 +190,31 @@ def _line(state: Any, logs: Mapping[str, Any]) -> list[str]:
     """The most telling numbers of a step, if possible in one line; none if the log has none of them."""
     names = _SHOWN if {"reward", "loss/policy"} & logs.keys() else _SUPERVISED
     shown = [f"{name} {logs[name]:.4g}" for name in names if logs.get(name) is not None]
+    if shown and "step_time" in logs:
+        shown.append(f"{logs['step_time']:.2f} s")
     return cells(f"step {state.global_step:>5}/{state.max_steps}  ", shown) if shown else []
+
+
+def phase_lines(logs: Mapping[str, Any]) -> list[str]:
+    """The phases of a step, a line each; none without `log_phases`.
+
+    >>> logs = {
+    ...     "time/sampling": 1.25,
+    ...     "memory/sampling": 2.5,
+    ...     "time/loss": 0.5,
+    ...     "memory/loss": 10.0,
+    ... }
+    >>> print("\\n".join(phase_lines(logs)))
+        sampling         1.250 s     2.50 GiB
+          loss           0.500 s    10.00 GiB
+    """
+    lines = []
+    for shown in _PHASES:
+        phase = shown.strip()
+        if f"memory/{phase}" in logs:
+            seconds, memory = logs[f"time/{phase}"], logs[f"memory/{phase}"]
+            lines.append(f"    {shown:<12}{seconds:>10.3f} s{memory:>9.2f} GiB")
+    return lines
 
 
 def heldout_lines(step: int, results: Mapping[str, float]) -> list[str]:

@@ -191,6 +191,12 @@ class RookWorldGRPOConfig(PartArguments, MeasurementArguments, TrainingDefaults,
         "padding, and that the KL to the reference is 0; stop the run if not.",
     )
     health: bool = setting(True, "Watch the run for problems, and report them with a remedy.")
+    log_phases: bool = setting(
+        False,
+        "Print and log the seconds and the peak memory of each phase of a step: sampling, rewards, "
+        "update, and within the update reference and loss. Each phase then waits for the GPU, which "
+        "costs a little time.",
+    )
     # Defaults that differ from TRL's and transformers': evaluate on held-out rows before and during
     # training, and keep the checkpoint that is best there.
     eval_on_start: bool = setting(

@@ -91,6 +91,7 @@ class Reading:
     value: float  # in the unit of the rule's bound
     broken: bool
     detail: str = ""  # fills ``{detail}`` in the rule's `says`
+    remedy: str = ""  # what to do in this case; empty takes the rule's
 
 
 Measure = Callable[[History, float], Reading | None]
@@ -117,6 +118,25 @@ def kl_share_low(history: History, bound: float) -> Reading | None:
     if not is_set or history.step <= 1:
         return None
     return compared(operator.lt, ["kl/share_of_loss"])(history, bound)
+
+
+_AGAINST_A_LARGE_KL = "lower learning_rate or max_grad_norm, and check that the preflight passes; "
+
+
+def kl_exploding(history: History, bound: float) -> Reading | None:
+    """The KL, and what its share of the loss says of `beta`: only a small one is a reason to raise."""
+    kl = history.get("diagnosis/kl", "kl")
+    if kl is None:
+        return None
+    share = history.get("diagnosis/kl_share_of_loss", "kl/share_of_loss")
+    detail = remedy = ""
+    if share is not None and share < (RULES["kl_share_high"].bound or 0.0):
+        detail = f", and its term is only {100 * share:.3g}% of the loss"
+        remedy = _AGAINST_A_LARGE_KL + "if the KL stays high, raise beta"
+    elif share is not None:
+        detail = f", although its term is {100 * share:.3g}% of the loss"
+        remedy = _AGAINST_A_LARGE_KL + "leave beta as it is until the KL has come down"
+    return Reading(kl, abs(kl) > bound, detail, remedy)  # with k1 it may be below 0
 
 
 def nothing_parses(history: History, bound: float) -> Reading | None:
@@ -266,7 +286,7 @@ class Rule:
         said = self.says.format(
             value=self._shown(reading.value), bound=self._shown(bound), detail=reading.detail
         )
-        return f"{said}; {self.remedy}"
+        return f"{said}; {reading.remedy or self.remedy}"
 
     def _shown(self, value: float) -> str:
         return f"{100 * value:.3g}%" if self.share else f"{value:.4g}"

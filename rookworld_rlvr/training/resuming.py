@@ -35,7 +35,7 @@ FREE = {
     *"max_steps num_train_epochs learning_rate logging_steps eval_steps save_steps".split(),
     *"eval_strategy do_eval save_strategy save_total_limit load_best_model_at_end".split(),
     # where it logs and is pushed
-    *"output_dir run_name project report_to log_completions health".split(),
+    *"output_dir run_name project report_to log_completions log_phases health".split(),
     *"push_to_hub hub_model_id hub_private_repo hub_revision".split(),
     # what it fits into
     *"per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps".split(),

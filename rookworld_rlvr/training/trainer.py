@@ -332,7 +332,8 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     ) -> torch.Tensor:
         """TRL's loss plus the terms of the parts, which are logged; see `loss`."""
         inputs = self._together(inputs)
-        loss = self.loss(model, inputs)
+        with self.times.phase("loss"):
+            loss = self.loss(model, inputs)
         if self.model.training and loss.call.scores is not None:
             self._record_terms(loss, inputs)
         return loss.total

@@ -71,6 +71,9 @@ def test_terms_add_up_to_the_loss_and_rows_to_terms(options: dict[str, Any], mad
     rows = [row["policy_term"] for row in trainer.completions if row["total"] is not None]
     whole = first["loss/policy"] + first.get("loss/taught", 0.0)
     assert sum(rows) == pytest.approx(whole, rel=1e-3, abs=1e-5)
+    after = [row["total_after"] for row in trainer.completions if row["total"] is not None]
+    whole = sum(second.get(f"loss/{name}", 0.0) for name in ("policy", "taught", "kl"))
+    assert sum(after) == pytest.approx(whole, rel=1e-3, abs=1e-5)
 
     # What is computed after the first step is what the trainer computes when it goes on.
     expected = trainer.one_step_on
@@ -105,18 +108,52 @@ def test_taught_answers_are_in_the_terms_and_marked(made: Made) -> None:
         assert record["policy"]["one_step_on"][name] > 0
 
 
+def test_a_group_that_teaches_nothing_is_said_so(made: Made) -> None:
+    """Every other prompt's completions all get the same reward."""
+
+    def every_other(prompts: list[str], **_: Any) -> list[float]:
+        places = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
+        return [float(places[prompt] % 2 and row % 4 == 0) for row, prompt in enumerate(prompts)]
+
+    groups = run_diagnosis(made(reward_funcs=[every_other], beta=0.1), "kept")["advantages"][
+        "groups"
+    ]
+    assert groups[0]["advantages"] == [0.0] * 4
+    assert groups[0]["verdict"] == (
+        "the range is below 0.01 and the deviation is below 0.01: hardly anything to learn"
+    )
+    assert groups[1]["positive"] == 0.25 and groups[1]["verdict"] == "enough to learn from"
+
+
+def test_of_groups_that_a_later_step_trains_on_nothing_is_said(made: Made) -> None:
+    options = {"steps_per_generation": 2, "per_device_train_batch_size": 4, "beta": 0.1}
+    record = run_diagnosis(made(max_steps=1, **options), "two steps")
+    advantages = record["advantages"]
+    assert [group["verdict"] for group in advantages["groups"]].count("not trained on") == 1
+    (trained,) = (group for group in advantages["groups"] if group["verdict"] != "not trained on")
+    assert advantages["positive"] == trained["positive"]
+    for phase in ("policy", "kl", "update"):
+        figures = record[phase]["groups"]
+        assert len(figures) == 2
+        assert [group["group"] for group in figures] == [0, 1]
+    total = {group["group"]: group["total"] for group in record["update"]["groups"]}
+    assert sum(total.values()) == pytest.approx(record["update"]["loss"], abs=1e-5)
+
+
 def judged(
-    log: Any = (), steps: Any = (), gap: float = 1e-6, readable: float = 0.9
+    log: Any = (), steps: Any = (), gap: float = 1e-6, readable: float = 0.9, later: Any = ()
 ) -> dict[str, Any]:
     """The analysis of a healthy step of 32 completions of 4 prompts, with some numbers replaced."""
     healthy = {"step": 1, "loss": 0.1, "grad_norm": 0.5, "reward": 0.5, "health/unreadable": 0.05}
     pair = {"metric": "policy/best_move", "n": 60, "difference": -1 / 60, "p": 0.5}
+    one_step_on = {"drift": 0.01, "kl": 0.01}
+    one_step_on |= {"kl/share_of_loss": 0.1, "kl/share_of_gradient": 0.1}
     gaps = {"alone_gap": 1e-6, "sampler_gap": gap, "reference_kl": 1e-6, "tolerance": 1e-3}
     trainer: Any = SimpleNamespace(
         probes=gaps,
         layers=pd.DataFrame({"gradient_norm": [0.1, 0.2]}, index=["wte", "wpe"]),
         networks=lambda: [object()],
-        one_step_on={"drift": 0.01, "kl/share_of_loss": 0.1, "kl/share_of_gradient": 0.1},
+        one_step_on={**one_step_on, **dict(later)},
         args=SimpleNamespace(max_grad_norm=1.0),
     )
     record = {
@@ -142,6 +179,11 @@ def test_a_step_is_judged_by_its_numbers_and_not_by_chance() -> None:
     assert ("gradient_not_finite", "stop") in [(one["rule"], one["severity"]) for one in found]
     found = judged(gap=0.3)
     assert found["cause"] == "preflight_gap" and "sampler_gap is 0.3 nats" in found["verdict"]
+    # The KL is 0 in the step itself, so its share of the loss is, too.
+    far = {"kl": 5.0, "kl/share_of_loss": 0.2, "kl/share_of_gradient": 0.95}
+    found = judged({"kl": 0.0, "kl/share_of_loss": 0.0}, later=far)
+    assert found["cause"] == "kl_exploding" and "only 20% of the loss" in found["verdict"]
+    assert found["findings"][0]["explains"] == ["kl_dominates"]
     # Of one batch over and over, that it is not learnt by heart.
     flat = [{"reward": 0.5}] * 19
     assert rules((), flat) == ["batch_not_learnt"]

@@ -1,5 +1,6 @@
 import random
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from transformers import (
 )
 
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.models.decoding import Chooser, decode
+from rookworld_rlvr.evaluation.models import LanguageModel
+from rookworld_rlvr.models.decoding import GREEDY, PLAIN, Chooser, complete, decode
 from rookworld_rlvr.tasks.task import Sampling
 
 from .test_architectures import KINDS, network
@@ -112,6 +114,14 @@ def test_log_probs_are_the_model_s_at_the_row_s_temperature(kind: str, loop: boo
     for prompt, ids, logps, t in zip(PROMPTS, drawn.ids, drawn.logps, temperatures, strict=True):
         expected = expected_of(model, prompt, ids, t)
         torch.testing.assert_close(torch.tensor(logps), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("decoding", [GREEDY, PLAIN])
+def test_no_prompts_have_no_answers(random_gpt2: Any, tokenizer: Any, decoding: Any) -> None:
+    say: Any = partial(complete, random_gpt2.eval(), tokenizer, max_new_tokens=2)
+    assert say([], decoding=decoding) == []
+    model = LanguageModel("tiny", say, decoding)
+    assert model.answers([]) == [] and model.samples([], 2) == []
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "qwen2"])

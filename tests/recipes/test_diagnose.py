@@ -12,11 +12,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.diagnosis import trainer
 from rookworld_rlvr.diagnosis.phases import PHASES
-from rookworld_rlvr.diagnosis.report import page
+from rookworld_rlvr.diagnosis.report import page, print_report
 from rookworld_rlvr.models import gpt2, loading
 from rookworld_rlvr.training.parts import registry
 
@@ -117,6 +118,62 @@ def test_groups_kl_and_layers_are_those_of_trl_and_adam(content: dict[str, Any])
     for layer in layers:
         assert layer["gradient_norm"] > 0
         assert 0 < layer["update_norm"] <= 1.001e-4 * layer["parameters"] ** 0.5
+
+
+def test_each_prompt_has_its_figures_before_and_after_the_step(content: dict[str, Any]) -> None:
+    """Computed here from its completions, of which the JSON file has all."""
+    texts = content["generation"]["groups_of_texts"]
+    phases = {name: content[name]["groups"] for name in ("advantages", "policy", "kl", "update")}
+    assert all([one["group"] for one in groups] == [0, 1, 2, 3] for groups in phases.values())
+    for number, group in enumerate(texts):
+        rows = group["completions"]
+        found = {name: groups[number] for name, groups in phases.items()}
+        assert {one["task"] for one in found.values()} == {group["task"]}
+        given = [row["advantage"] for row in rows]
+        of = found["advantages"]
+        assert of["advantage_mean"] == pytest.approx(statistics.mean(given), abs=2e-6)
+        assert of["advantage_std"] == pytest.approx(statistics.stdev(given), rel=1e-4)
+        assert of["advantage_range"] == pytest.approx(max(given) - min(given), rel=1e-4)
+        assert of["positive"] == sum(advantage > 0 for advantage in given) / 8
+        different = len({row["text"] for row in rows})
+        assert of["texts"] == (
+            "all 8 identical" if different == 1 else f"{different} of 8 distinct"
+        )
+        assert of["verdict"] == "enough to learn from"
+        for after in ("", "_after"):
+            for phase, name, column in (
+                ("policy", "policy_term", "policy_term"),
+                ("policy", "logp", "policy"),
+                ("kl", "kl", "kl"),
+                ("kl", "penalty", "penalty"),
+            ):
+                each = [row[column + after] for row in rows]
+                if isinstance(each[0], list):
+                    each = [number for numbers in each for number in numbers]
+                expected = pytest.approx(statistics.mean(each), rel=1e-3, abs=1e-7)
+                assert found[phase][name + after] == expected, (name, after)
+            for name in ("policy_term", "penalty", "total"):
+                expected = pytest.approx(sum(row[name + after] for row in rows), rel=1e-3, abs=1e-7)
+                assert found["update"][name + after] == expected
+        assert found["kl"]["kl"] == 0 < found["kl"]["kl_after"]
+    prompts = content["after"]["prompts"]
+    assert [row["prompt"] for row in prompts] == [group["prompt"] for group in texts]
+
+
+def test_the_terminal_cuts_no_number_and_no_text(
+    content: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    print_report(content)
+    shown = capsys.readouterr().out
+    assert "…" not in shown and max(map(len, shown.splitlines())) <= 80
+    words = " ".join(shown.split())
+    for group in content["advantages"]["groups"]:
+        assert " ".join(f"{advantage:.4g}" for advantage in group["advantages"]) in words
+    for group in content["generation"]["groups_of_texts"][:2]:
+        for row in group["completions"]:
+            assert " ".join(row["text"].split()) in words
+    assert "enough to learn from" in words
 
 
 def test_rewards_and_answers_are_compared_with_those_before(content: dict[str, Any]) -> None:
@@ -300,6 +357,52 @@ def test_one_batch_over_and_over(diagnose: Diagnose, healthy: Path, tmp_path: Pa
     assert {"loss/policy", "reward", "grad_norm", "mean_logp"} <= set(rows)
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"diagnosis.json", "diagnosis.html"}, "nothing of a run"
+
+
+OF_RECIPE = """
+    --model_name_or_path rookworld-nano --dataset_name rookworld-nano-openings --bf16 false
+    --dtype float32 --max_rows 200 --synthetic_rows 30 --heldout_rows 3 --max_completion_length 48
+    --per_device_train_batch_size 16 --gradient_accumulation_steps 1
+""".split()
+QUICK = ("grpo_mini", "grpo_fill_in")
+"""The others take longer, or have nothing that no other test has."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=() if path.stem in QUICK else SLOW)
+        for path in sorted(RECIPES.glob("grpo_*.yaml"))
+    ],
+)
+def test_every_packaged_recipe_can_be_diagnosed(
+    path: Path, diagnose: Diagnose, tokenizer: Any, tmp_path: Path
+) -> None:
+    keys = yaml.safe_load(path.read_text())
+    argv = [*OF_RECIPE, "--config", str(path)]
+    if "fill_in" in keys.get("tasks", ()):
+        argv += ["--synthetic_fill_in_rows", "40"]
+    if path.stem.endswith("_judge"):
+        for made in (support.tiny_judge(tokenizer), tokenizer):
+            made.save_pretrained(tmp_path / "judge")
+        rewards = [dict(reward) for reward in keys["rewards"]]
+        rewards[0]["model"] = str(tmp_path / "judge")
+        argv += ["--rewards", json.dumps(rewards)]
+    _, content = diagnose(*argv)
+    assert content["recipe"] == path.stem
+    rows = rows_of(content)
+    assert len(rows) == 16 and all(row["total"] is not None for row in rows)
+    assert {row["task"] for row in rows} <= set(keys.get("tasks", ["environment", "policy"]))
+    for task, how in keys.get("task_sampling", {}).items():
+        assert content["setup"]["temperature"][task] == how["temperature"]
+    heats = content["analysis"]["what_if_temperature"]
+    assert [row["times_temperature"] for row in heats] == [1.0, 2.0]
+
+
+def test_tasks_with_a_sampling_of_their_own_and_without_prompts(diagnose: Diagnose) -> None:
+    sampling = ("--task_sampling", '{"policy": {}, "environment": {}}')
+    _, content = diagnose(*OF_RECIPE, "--tasks", "environment", "--task_shares", "null", *sampling)
+    assert {row["task"] for row in rows_of(content)} == {"environment"}
 
 
 def test_bad_input_is_refused_before_anything_is_loaded(recipe: ModuleType) -> None:

@@ -26,6 +26,7 @@ HEALTHY: Log = {
     "entropy": 0.95,
     "frac_reward_zero_std": 0.12,
     "completions/clipped_ratio": 0.0,
+    "kl": 0.05,
     "kl/share_of_loss": 0.2,
     "kl/coefficient": 0.05,
     "engine/given_up": 0.0,
@@ -101,6 +102,7 @@ QUIET: dict[str, tuple[list[Log], int]] = {
     "no KL term": ([{**HEALTHY, **KL, "kl/coefficient": 0.0}], 1),
     "an adaptive KL term is what its target makes it": ([{**KL, "kl/target": 0.02}] * 2, 1),
     "in the first step the policy is the reference": ([KL], 1),
+    "as far from the reference as runs that learn": ([{**HEALTHY, "kl": 0.56}] * 3, 1),
     "a slow fall": (logs_of("entropy", *(0.95**n for n in range(60))), 3),
     "no trend yet": (logs_of("entropy", 1.0, 0.1, 0.1), 1),
     "it rises": (between(0.9, 0.4, REWARDS_UP), 1),
@@ -127,6 +129,36 @@ def test_no_rule_is_raised_too_soon() -> None:
 def test_a_rule_of_many_logs(logs: list[Log], patience: int, rule: str, words: list[str]) -> None:
     (finding,) = observe(logs, patience)
     assert finding.rule == rule and all(word in finding.message for word in words), finding.message
+
+
+@pytest.mark.parametrize(
+    ("share", "reason", "beta"),
+    [
+        (0.02, "and its term is only 2% of the loss", "if the KL stays high, raise beta"),
+        (0.97, "although its term is 97% of the loss", "leave beta as it is until the KL has come"),
+        (None, "", "raise beta where its term is a small share of the loss"),
+    ],
+)
+@pytest.mark.parametrize("kl", [5.0, -5.0])  # k1 has a sign
+def test_of_a_kl_that_explodes_the_cause_is_said_and_then_what_beta_can_do(
+    kl: float, share: float | None, reason: str, beta: str
+) -> None:
+    far = {**HEALTHY, "kl": kl, "kl/share_of_loss": share}
+    (finding,) = observe([HEALTHY, *[far] * 4], patience=3)  # alone: neither share is judged
+    assert (finding.rule, finding.step, finding.severity) == ("kl_exploding", 4, "warning")
+    said, remedy = finding.message.split("; ", 1)
+    assert f"{kl:g} nats a token, beyond 1" in said and said.endswith(reason or "beyond 1")
+    places = [remedy.index(word) for word in ("learning_rate", "preflight", beta)]
+    assert places == sorted(places), "beta comes last"
+    assert finding.remedy_keys == ("learning_rate", "max_grad_norm", "preflight", "beta")
+
+
+def test_one_log_with_a_large_kl_is_a_spike() -> None:
+    far = {**HEALTHY, "kl": 5.0}
+    assert observe([far, far, HEALTHY, far, far], patience=3) == []
+    # The case may change from log to log: what is wrong is one thing.
+    changing = [{**far, "kl/share_of_loss": share} for share in (0.1, 0.5, 0.1)]
+    assert [found.rule for found in observe(changing, patience=3)] == ["kl_exploding"]
 
 
 def test_a_guarded_metric_is_compared_with_the_start() -> None:

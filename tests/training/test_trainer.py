@@ -3,6 +3,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from rookworld_rlvr.models.gpt2 import disable_dropout
 from rookworld_rlvr.tasks.metrics import evaluate_completions
 from rookworld_rlvr.tasks.positions import double_step_square
 from rookworld_rlvr.training import callbacks, preflight
+from rookworld_rlvr.training.parts.steps import StepTimes
 from rookworld_rlvr.training.run_folder import save_final
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
@@ -246,6 +248,69 @@ def test_the_phases_of_a_step_are_timed(build: Build) -> None:
         assert sum(phases) == pytest.approx(log["step_time"])
         assert log["time/rewards"] >= 0.2, "one batch is sampled for both parts of the step"
         assert min(phases) > 0
+        assert not {name for name in log if name.startswith("memory/")} | {"time/loss"} & {*log}
+
+
+def test_finer_phases_are_timed_if_they_are_asked_for(build: Build, start: str) -> None:
+    """What one phase takes does not count for another, and memory is measured where a phase ends."""
+    options = {**NOT_KEPT, "max_steps": 1, "beta": 0.1, "log_phases": True, "preflight": False}
+    trainer = build(loading.load_model(start), gradient_accumulation_steps=2, **options)
+    slow = {"log_probs": 0.3, "loss": 0.15}  # the former is called in both phases
+
+    def delayed(name: str) -> Any:
+        genuine = getattr(trainer, name)
+
+        def later(*args: Any, **kwargs: Any) -> Any:
+            if name == "loss" or trainer.call.inputs is None:  # the reference's
+                time.sleep(slow[name])
+            return genuine(*args, **kwargs)
+
+        return later
+
+    for name in slow:
+        setattr(trainer, name, delayed(name))
+    trainer.train()
+    (log,) = (log for log in trainer.state.log_history if "step_time" in log)
+    seconds = {name[5:]: value for name, value in log.items() if name.startswith("time/")}
+    whole = sum(seconds[phase] for phase in ("sampling", "rewards", "update"))
+    assert whole == pytest.approx(log["step_time"])
+    assert seconds["reference"] >= 0.3 and seconds["loss"] >= 0.3, "two micro-batches"
+    assert seconds["reference"] + seconds["loss"] < seconds["update"]
+    memory = {name[7:]: value for name, value in log.items() if name.startswith("memory/")}
+    assert set(memory) == {"sampling", "rewards", "update", "reference", "loss"}
+    assert min(memory.values()) > 0.05 and max(memory.values()) <= log["peak_memory"] < 100
+    assert memory["update"] >= max(memory["reference"], memory["loss"])
+    trainer = build(**{**options, "beta": 0.0})
+    trainer.train()
+    (log,) = (log for log in trainer.state.log_history if "step_time" in log)
+    assert log["time/reference"] == 0 and "memory/reference" not in log
+
+
+def test_memory_on_a_gpu_is_counted_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CUDA counts: the most since the last reset, and what is still there remains."""
+    count = {"now": 1, "most": 1}  # GiB
+    cuda: dict[str, Any] = {"is_available": lambda: True, "synchronize": lambda: None}
+    cuda["reset_peak_memory_stats"] = lambda: count.update(most=count["now"])
+    cuda["max_memory_allocated"] = lambda: count["most"] * 2**30
+    for name, function in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+
+    def takes(most: int, now: int) -> None:
+        count.update(most=max(count["most"], most), now=now)
+
+    logged: dict[str, float] = {}
+    trainer: Any = SimpleNamespace(args=SimpleNamespace(log_phases=True), record=logged.update)
+    times = StepTimes(trainer)
+    takes(20, 1)  # an evaluation
+    times.on_step_begin(None, None, None)
+    for name, most in (("sampling", 5), ("reference", 3), ("rewards", 2), ("loss", 6), ("loss", 8)):
+        with times.phase(name):
+            takes(most, 2)
+        takes(9 if name == "loss" else 2, 2)  # the gradients
+    times.end_step(1.0)
+    memory = {name[7:]: value for name, value in logged.items() if name.startswith("memory/")}
+    assert memory == {"sampling": 5, "reference": 3, "rewards": 2, "loss": 8, "update": 9}
+    assert logged["peak_memory"] == 20, "so far"
 
 
 def test_tables_come_at_intervals_and_at_the_end(

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers.trainer_utils import get_last_checkpoint
 from trl.extras.profiling import ProfilingContext
 
@@ -20,6 +21,7 @@ from .part import Part
 logger = logging.getLogger(__name__)
 
 PHASES = ("sampling", "rewards")  # all other time of a step, up to its gradients, is its update
+OF_UPDATE = ("reference", "loss")  # phases of the update that `log_phases` measures, too
 LIMIT = 3  # steps in a row that may be skipped
 
 
@@ -31,14 +33,24 @@ class StepTimes(Part):
 
     They replace TRL's own nine timings per step, which go to the dashboards without passing the log.
 
+    With `log_phases`, the update's own phases are timed, too, and the most memory in each. Then a GPU is
+    waited for at the ends of phases: otherwise its work would count for a later phase.
+
     Args:
         trainer: The `RookWorldGRPOTrainer`.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._seconds = dict.fromkeys(PHASES, 0.0)  # of the current step
+        self._is_fine = bool(getattr(trainer.args, "log_phases", False))
+        self._peak = 0  # bytes, before the GPU's own count was last reset
         self._started: float | None = None
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        phases = (*PHASES, *OF_UPDATE) if self._is_fine else PHASES
+        self._seconds = dict.fromkeys(phases, 0.0)  # of the current step
+        self._memory = dict.fromkeys((*phases, "update"), 0)  # bytes
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._started = time.perf_counter()
@@ -47,6 +59,10 @@ class StepTimes(Part):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         ProfilingContext.__exit__ = self._leave
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._note_memory("update")  # of what was before, such as an evaluation
+        self._begin_step()
 
     def elapsed(self) -> dict[str, float]:
         """The seconds of training so far, for the log; empty before training."""
@@ -60,19 +76,43 @@ class StepTimes(Part):
 
         What is sampled for an evaluation is none of a step's time.
         """
+        if name not in self._seconds or not self._trainer.model.training:
+            yield
+            return
+        self._note_memory("update")
         started = time.perf_counter()
         try:
             yield
         finally:
-            if name in self._seconds and self._trainer.model.training:
-                self._seconds[name] += time.perf_counter() - started
+            self._note_memory(name)
+            self._seconds[name] += time.perf_counter() - started
+
+    def _note_memory(self, phase: str) -> None:
+        """Count the most memory since the last call for a phase, once the GPU is done with it."""
+        if not self._is_fine:
+            return
+        on_gpu = torch.cuda.is_available()
+        if on_gpu:
+            torch.cuda.synchronize()
+        most = peak_memory()
+        self._memory[phase] = max(self._memory[phase], most)
+        self._peak = max(self._peak, most)
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
 
     def end_step(self, whole: float) -> None:
         """Record the phases of a step that took `whole` seconds, and begin the next step."""
-        seconds = {**self._seconds, "update": whole - sum(self._seconds.values())}
+        self._note_memory("update")
+        in_update = self._memory.keys() - PHASES
+        self._memory["update"] = max(self._memory[name] for name in in_update)
+        rest = whole - sum(self._seconds[phase] for phase in PHASES)
+        seconds = {**self._seconds, "update": rest}
         self._trainer.record({f"time/{phase}": number for phase, number in seconds.items()})
-        self._trainer.record({"peak_memory": peak_memory() / 2**30})
-        self._seconds = dict.fromkeys(PHASES, 0.0)
+        if self._is_fine:
+            memory = {f"memory/{name}": most / 2**30 for name, most in self._memory.items() if most}
+            self._trainer.record(memory)  # a phase that there was not has none
+        self._trainer.record({"peak_memory": max(self._peak, peak_memory()) / 2**30})
+        self._begin_step()
 
 
 # --------------------------------------------------------------------------------------------------
