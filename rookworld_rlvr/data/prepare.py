@@ -11,7 +11,7 @@ import json
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -21,7 +21,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 from datasets import Dataset, Features, Value
 from datasets.arrow_writer import ArrowWriter
 
@@ -37,6 +36,7 @@ from ..tasks.registry import TASKS, join_row
 from ..tasks.types import EnvironmentPrompt, ValueSource, action_values_column, values_by_move
 from . import sources, synthesis
 from .loading import made_rows
+from .parquet import write_parquet
 from .parsing import PositionArguments, parse_rows, quarantine, raw_rows
 from .sources import Malformed, Row, RowArguments
 
@@ -298,30 +298,6 @@ def _written(row: Row, args: PrepareArguments, report: PrepareReport) -> Row:
     report.rows["policy rows without values"] += _needs_values(row)
     text = join_row(row["prompt"], repaired.completion)
     return {"text": text, "action_values": row["action_values"]}
-
-
-def write_parquet(
-    path: Path,
-    schema: pa.Schema,
-    tables: Iterable[pa.Table],
-    provenance: Callable[[], Mapping[str, Any]],
-) -> None:
-    """Write rows to a file that appears only when it is complete.
-
-    Args:
-        path: The file; its folder is created.
-        schema: Columns of the rows.
-        tables: The rows; each table becomes a row group.
-        provenance: Where the rows come from and how they were made, as JSON can hold it. Called after
-            the last row.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    incomplete = path.with_name(f"{path.name}.incomplete")
-    with pq.ParquetWriter(incomplete, schema, compression="zstd") as writer:
-        for table in tables:
-            writer.write_table(table.cast(schema))
-        writer.add_key_value_metadata({sources.PROVENANCE_KEY: json.dumps(provenance())})
-    incomplete.replace(path)
 
 
 def provenance(
