@@ -244,6 +244,8 @@ class Block:
         random_share: Of the rows that may be from any game.
         seed: What is drawn follows from it.
         is_policy: Whether they are positions for policy rows.
+        is_again: Whether rows of these games have been taken before. Rare kinds are then taken of other
+            random games, and endgames made.
     """
 
     path: Path
@@ -252,6 +254,7 @@ class Block:
     random_share: float
     seed: str
     is_policy: bool
+    is_again: bool
 
 
 class Game(NamedTuple):
@@ -266,8 +269,9 @@ def take_rows(block: Block) -> list[Found]:
     """The rows of a block, in random order; fewer than asked for if its games have no more."""
     rng = random.Random(block.seed)
     kinds = {kind for kind, _ in block.needs}
-    games = list(_read_games(block.path, *block.games))
-    spots = _Spots(games, kinds)
+    if block.is_again:
+        kinds -= {*SPECIAL, *ENDINGS}
+    spots = _Spots(_read_games(block.path, *block.games) if kinds else (), kinds)
     drawn: dict[int, dict[int, list[tuple[Group, Spot]]]] = defaultdict(lambda: defaultdict(list))
     found: list[Found] = []
     for group, need in block.needs.items():
@@ -522,6 +526,7 @@ def collect(
                 random_share,
                 f"{seed} {turn} {number}",
                 is_policy,
+                is_again=turn > 0,
             )
             for number in range(count)
         ]
@@ -550,7 +555,7 @@ def _needs(missing: Mapping[Group, int], number: int, count: int, turn: int) -> 
         else:
             part = need * (number + 1) // count - need * number // count
         if need and part:
-            needs[kind, source] = int(part * _SURPLUS.get(kind, 1.01)) + 1
+            needs[kind, source] = int(part * _SURPLUS.get(kind, 1.03)) + 1
     return needs
 
 
