@@ -25,6 +25,12 @@ CHECKMATE, STALEMATE, INSUFFICIENT_MATERIAL, SEVENTYFIVE_MOVES = (
 _EDGE = list(chess.SquareSet(chess.BB_BACKRANKS | chess.BB_FILE_A | chess.BB_FILE_H))
 
 
+_TWO_AWAY = {
+    target: [square for square in chess.SQUARES if chess.square_distance(square, target) == 2]
+    for target in _EDGE
+}
+
+
 _MATING = (chess.QUEEN, chess.QUEEN, chess.ROOK, chess.ROOK, chess.BISHOP, chess.KNIGHT)
 
 
@@ -61,11 +67,12 @@ def _no_reply(rng: random.Random, is_mate: bool) -> _Found:
     """A king on the edge that has no move, and the move of the other side that led to it."""
     color = rng.random() < 0.5
     target = rng.choice(_EDGE)
-    far = [square for square in chess.SQUARES if chess.square_distance(square, target) == 2]
-    # Most mates need the other king; with two pieces or more some do not.
-    squares = [target, rng.choice(far)] if rng.random() < 0.8 else [target]
+    # Most mates need the help of the other king.
+    squares = [target, rng.choice(_TWO_AWAY[target])] if rng.random() < 0.8 else [target]
     mine = rng.choices(_MATING, k=rng.randint(1, 3))
-    theirs = rng.choices((chess.PAWN, chess.PAWN, chess.KNIGHT, chess.BISHOP), k=rng.choice((0, 0, 1, 2)))
+    theirs = rng.choices(
+        (chess.PAWN, chess.PAWN, chess.KNIGHT, chess.BISHOP), k=rng.choice((0, 0, 1, 2))
+    )
     pieces = [(chess.KING, color), *((kind, color) for kind in mine)]
     pieces += [(kind, not color) for kind in theirs]
     after = _board(rng, [(chess.KING, not color), *pieces], not color, squares)

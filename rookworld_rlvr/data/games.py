@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import chess
 import numpy as np
@@ -29,7 +29,6 @@ import pyarrow.parquet as pq
 
 from ..common.errors import RookWorldError
 from ..common.files import read_asset
-from ..common.progress import Progress
 from ..common.settings import setting, share_bounds
 from ..engine import EngineArguments
 from ..tasks import rules
@@ -121,6 +120,11 @@ class GameArguments(EngineArguments):
         least=0,
     )
 
+    @property
+    def takes_games(self) -> bool:
+        """Whether rows of games are asked for."""
+        return bool(self.game_rows or self.game_policy_rows)
+
 
 # --------------------------------------------------------------------------------------------------
 # Where rows are possible
@@ -184,20 +188,18 @@ def _special_moves(board: chess.Board) -> Iterator[tuple[str, tuple[chess.Move, 
 
 
 def _steps_beside(board: chess.Board) -> Iterator[tuple[str, tuple[chess.Move, ...]]]:
-    """Pawns' moves to the rank where double steps end: those beside a pawn of the other side, or any
-    double steps if there is no such pawn.
+    """Pawns' steps to a square beside a pawn of the other side, on the rank where double steps end.
 
-    Each is a double step that can be captured en passant, and then so is the capture, or a look-alike.
+    Each is a double step that can be captured en passant, and then so is the capture; or a look-alike,
+    because it is a single step, or the other pawn is pinned.
     """
-    start, end = _DOUBLE_STEP[board.turn]
-    theirs = board.pawns & board.occupied_co[not board.turn] & end
+    theirs = board.pawns & board.occupied_co[not board.turn] & _DOUBLE_STEP_END[board.turn]
     beside = ((theirs & ~chess.BB_FILE_H) << 1 | (theirs & ~chess.BB_FILE_A) >> 1) & ~board.occupied
-    mine = board.pawns & board.occupied_co[board.turn]
-    for move in board.generate_legal_moves(mine, beside) if beside else (
-        board.generate_legal_moves(mine & start, end)
-    ):
+    behind = beside >> 8 | beside >> 16 if board.turn else beside << 8 | beside << 16
+    mine = board.pawns & board.occupied_co[board.turn] & behind
+    for move in list(board.generate_legal_moves(mine, beside)) if mine else ():
         captures = []
-        if beside and abs(move.to_square - move.from_square) == 16:
+        if abs(move.to_square - move.from_square) == 16:
             board.push(move)
             captures = list(board.generate_legal_ep())
             board.pop()
@@ -205,10 +207,7 @@ def _steps_beside(board: chess.Board) -> Iterator[tuple[str, tuple[chess.Move, .
         yield from (("en_passant", (move, capture)) for capture in captures)
 
 
-_DOUBLE_STEP = {  # by side: where it starts and ends
-    chess.WHITE: (chess.BB_RANK_2, chess.BB_RANK_4),
-    chess.BLACK: (chess.BB_RANK_7, chess.BB_RANK_5),
-}
+_DOUBLE_STEP_END = {chess.WHITE: chess.BB_RANK_4, chess.BLACK: chess.BB_RANK_5}
 
 
 def _ending_moves(board: chess.Board) -> Iterator[tuple[str, chess.Move]]:
@@ -407,9 +406,7 @@ def _move_row(
     return _row(state, before, [move.uci() for move in moves], answer), answer.fen
 
 
-def _illegal_row(
-    board: chess.Board, state: str, before: Sequence[str], rng: random.Random
-) -> str:
+def _illegal_row(board: chess.Board, state: str, before: Sequence[str], rng: random.Random) -> str:
     action = None
     while action is None:
         action = _stale_move(rng, board, before) or synthesis.illegal_action(rng, board)
@@ -461,7 +458,9 @@ class NoMoreRowsError(RookWorldError):
     """The games have fewer rows of a kind than were asked for."""
 
 
-def environment_targets(rows: int, shares: Mapping[str, float], random_share: float) -> dict[Group, int]:
+def environment_targets(
+    rows: int, shares: Mapping[str, float], random_share: float
+) -> dict[Group, int]:
     """How many environment rows of each group make up the shares."""
     targets: dict[Group, int] = {}
     for kind, count in _parts(rows, shares).items():
@@ -550,10 +549,8 @@ def _needs(missing: Mapping[Group, int], number: int, count: int, turn: int) -> 
     """How many rows a block takes of each group: more than its part, as some may have come before."""
     needs = {}
     for (kind, source), need in missing.items():
-        if turn:
-            part = 2 * need + 8
-        else:
-            part = need * (number + 1) // count - need * number // count
+        part = need * (number + 1) // count - need * number // count
+        part = 2 * need + 8 if turn else part
         if need and part:
             needs[kind, source] = int(part * _SURPLUS.get(kind, 1.03)) + 1
     return needs
@@ -607,5 +604,5 @@ class _Seen:
     def _have_come(self, digests: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         if not len(self._digests):
             return np.zeros(len(digests), np.bool_)
-        places = np.searchsorted(self._digests, digests)
-        return self._digests[np.minimum(places, len(self._digests) - 1)] == digests
+        places = np.searchsorted(self._digests[:-1], digests)
+        return np.asarray(self._digests[places] == digests)

@@ -114,7 +114,9 @@ def play_games(path: Path, play: Play, engine_path: str | None, workers: int) ->
     check_question(folder, question)
     starts = range(0, play.games, GAMES_IN_PART)
     parts = [folder / f"{start:09d}.parquet" for start in starts]
-    missing = [(start, part) for start, part in zip(starts, parts, strict=True) if not part.exists()]
+    missing = [
+        (start, part) for start, part in zip(starts, parts, strict=True) if not part.exists()
+    ]
     with Progress("playing games", play.games, "games") as progress:
         progress.update(play.games - sum(_games_from(start, play) for start, _ in missing))
         work = partial(_play_part, play, engine_path)
