@@ -334,8 +334,19 @@ def test_faults_of_games_are_reported_together(tmp_path: Path) -> None:
         "without cluster",
     ):
         assert len(re.findall(re.escape(words), faults)) == 1, faults
-    with pytest.raises(ConfigurationError, match="games: no rows to take of them"):
-        PrepareArguments(output_file="out.parquet", games=5, synthetic_rows=5)
+    for keys, words in (
+        ({"games": 5, "synthetic_rows": 5}, "games: no rows to take of them"),
+        (
+            {"games": 5, "game_rows": 5, "games_file": "out.parquet"},
+            "'out.parquet' is output_file too",
+        ),
+        (
+            {"games": 5, "game_rows": 5, "games_file": "games.txt"},
+            "'games.txt' does not end in .parquet",
+        ),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            PrepareArguments(output_file="out.parquet", **keys)  # type: ignore[arg-type]
 
 
 def test_a_run_that_is_stopped_while_it_takes_rows_leaves_no_file_and_makes_the_same(
