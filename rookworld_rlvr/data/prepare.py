@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -365,26 +364,25 @@ def write_labelled(
     needs_engine = args.labels != "stored" and any(
         map(_needs_values, rows.select_columns(["task", "action_values"]))
     )
-    with (
-        Labeller(args) if needs_engine else nullcontext() as labeller,
-        Progress("labelling", len(rows)) as progress,
-    ):
+    with Labeller(args) if needs_engine else nullcontext() as labeller:
 
         def tables() -> Iterator[pa.Table]:
-            for group in rows.with_format("arrow").iter(ROW_GROUP):
-                batch = group.to_pylist()
-                if labeller is not None:
-                    _value(batch, labeller, report)
-                written = [_written(row, args, report) for row in batch]
-                yield pa.Table.from_pylist(written, _WRITTEN.arrow_schema)
-                progress.update(len(batch))
+            with Progress("labelling", len(rows)) as progress:
+                for group in rows.with_format("arrow").iter(ROW_GROUP):
+                    batch = group.to_pylist()
+                    if labeller is not None:
+                        _value(batch, labeller, report)
+                    written = [_written(row, args, report) for row in batch]
+                    yield pa.Table.from_pylist(written, _WRITTEN.arrow_schema)
+                    progress.update(len(batch))
+            yield from more  # which has its own progress
 
         report.rows.update({"written": 0, "policy rows without values": 0})
         source = None if labeller is None else labeller.source
         write_parquet(
             path,
             _WRITTEN.arrow_schema,
-            chain(tables(), more),
+            tables(),
             lambda: provenance(args, source, report),
         )
 

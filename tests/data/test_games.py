@@ -308,10 +308,15 @@ def test_a_file_of_games_needs_no_engine_and_must_be_the_one_that_is_asked_for(
         prepare(tmp_path, game_rows=100, games_file=tmp_path / "other.parquet")
 
 
-def test_random_games_alone_need_no_engine(tmp_path: Path) -> None:
+def test_random_games_alone_need_no_engine_and_each_stage_shows_its_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rookworld_rlvr.common.progress.LINE_EVERY_S", 0.0)
     alone = {"random_game_share": 1, "engine_path": "/nowhere/stockfish"}
     table = prepare(tmp_path, games=4, game_rows=50, **alone)
     assert len(table) == 50 and pq.read_metadata(tmp_path / "out.games.parquet").num_rows == 4
+    shown = capsys.readouterr().err
+    assert "playing games: 4 of 4" in shown and "taking rows of games: 50 of 50" in shown
 
 
 def test_faults_of_games_are_reported_together(tmp_path: Path) -> None:
