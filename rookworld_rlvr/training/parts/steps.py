@@ -72,11 +72,11 @@ class StepTimes(Part):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time a block of a step; names other than `PHASES` count as part of the update.
+        """Time a block; names other than `PHASES` count as part of the update.
 
-        What is sampled for an evaluation is none of a step's time.
+        What is sampled for an evaluation is forgotten when the next step begins.
         """
-        if name not in self._seconds or not self._trainer.model.training:
+        if name not in self._seconds:
             yield
             return
         self._note_memory("update")
