@@ -18,7 +18,7 @@ from ..models import loading
 from ..tasks import rules
 from ..tasks.environment import parse_environment_answer, write_environment_prompt
 from ..tasks.policy import parse_policy_answer, write_policy_prompt
-from ..tasks.text import MAX_HISTORY, parse_fen, parse_move
+from ..tasks.text import MAX_HISTORY, parse_decimal, parse_fen, parse_move
 from ..tasks.types import EnvironmentAnswer, EnvironmentPrompt, PolicyAnswer
 
 Position = str | chess.Board
@@ -204,6 +204,29 @@ def choose(board: chess.Board, reply: Reply[PolicyAnswer]) -> Choice:
     fault = f"the model's best move {reply.record.best_move} is illegal"
     if not candidates:
         return no_answer(board, f"{fault}, and none of its candidates can be played")
+    return _best_of(candidates, fault)
+
+
+def choose_so_far(board: chess.Board, text: str) -> Choice:
+    """The best legal candidate of an answer that was cut off; else the first legal move.
+
+    Args:
+        board: The position; it has a legal move.
+        text: What the model had written; its last word may be cut off and does not count.
+    """
+    fault = "the model had not answered when it was stopped"
+    whole = text[: text.rfind(" ") + 1]
+    moves, _, rest = whole.partition("M:")[2].partition("E:")
+    try:
+        pawns = tuple(map(parse_decimal, rest.partition("B:")[0].split()))
+    except NotationError:
+        pawns = ()
+    candidates = _candidates(board, PolicyAnswer(tuple(moves.split()), pawns, ""))
+    return _best_of(candidates, fault) if candidates else no_answer(board, fault)
+
+
+def _best_of(candidates: Mapping[chess.Move, float | None], fault: str) -> Choice:
+    """The candidate with the highest evaluation; the first one if none has any."""
     evaluated = [move for move, pawns in candidates.items() if pawns is not None]
     move = max(evaluated, key=lambda move: candidates[move] or 0.0, default=next(iter(candidates)))
     why = f"{fault}; its best legal candidate {move.uci()} is played"
