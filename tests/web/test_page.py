@@ -168,6 +168,7 @@ def test_bad_arguments_are_one_message(capsys: pytest.CaptureFixture[str]) -> No
         ("--model runs/nope", "--model: there is no folder 'runs/nope'"),
         ("--host 198.51.100.7", "taken, or not of this machine"),
         ("--space .", "is not empty; give another folder"),
+        ("--space /proc/space", "--space: cannot write to '/proc/space' (No such file"),
     ):
         assert main(line.split()) == 2
         assert said in capsys.readouterr().err
