@@ -238,6 +238,7 @@ class Engine:
         self._may_move = threading.Event()  # not while an infinite search or pondering goes on
         self._search: threading.Thread | None = None
         self._is_pondering = False
+        self._failure: OSError | None = None  # in the search's thread
 
     def run(self, lines: Iterable[str]) -> None:
         """Carry out lines until `quit`, or until the end of the input.
@@ -246,6 +247,7 @@ class Engine:
 
         Raises:
             RookWorldError: The model could not be loaded.
+            OSError: What it says cannot be written.
         """
         for line in lines:
             # As UCI demands, unknown words before a command are ignored.
@@ -272,9 +274,7 @@ class Engine:
                     return
                 case [] if line.strip():
                     self._note([f"unknown command: {_cut(line.strip())}"])
-        if self._search is not None:
-            self._may_move.set()
-            self._search.join()
+        self._finish()
 
     def say(self, *lines: str) -> None:
         """Write lines, all at once."""
@@ -299,10 +299,11 @@ class Engine:
     def _go(self, go: Go) -> None:
         self._end_search()
         board, analyse = self.board, self._loaded()
-        legal = (rules.legal_move(board, text) for text in go.searchmoves)
-        allowed = {move.uci() for move in legal if move}
-        if go.searchmoves and not allowed:
-            go.faults.append("go: none of searchmoves is legal; they are ignored")
+        legal = {text: rules.legal_move(board, text) for text in go.searchmoves}
+        allowed = {move.uci() for move in legal.values() if move}
+        if illegal := " ".join(text for text, move in legal.items() if not move):
+            left = "; it is left out" if allowed else "; all moves are allowed"
+            go.faults.append(f"go: searchmoves {_cut(illegal)} cannot be played{left}")
         self._note(go.faults)
         self._seconds = seconds_for(go.numbers, board.turn)
         self._is_pondering = go.is_pondering
@@ -314,9 +315,12 @@ class Engine:
 
         def search() -> None:
             *infos, best = self._report(board, analyse, allowed)
-            self.say(*infos)
-            self._may_move.wait()
-            self.say(best)
+            try:
+                self.say(*infos)
+                self._may_move.wait()
+                self.say(best)
+            except OSError as error:  # what reads it is gone, or a disk is full
+                self._failure = error
 
         self._search = threading.Thread(target=search, daemon=True)
         self._search.start()
@@ -346,11 +350,17 @@ class Engine:
         return late or self._stop.is_set()
 
     def _end_search(self) -> None:
+        self._stop.set()
+        self._finish()
+
+    def _finish(self) -> None:
+        """Wait for the move of the search, if there is one."""
         if self._search is not None:
-            self._stop.set()
             self._may_move.set()
             self._search.join()
             self._search = None
+        if self._failure is not None:
+            raise self._failure
 
     def _report(self, board: chess.Board, analyse: Analyse, allowed: set[str]) -> list[str]:
         """The lines of an answer; the last is the move that is played, of `allowed` if there are any."""

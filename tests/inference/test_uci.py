@@ -1,5 +1,6 @@
 """The engine's protocol: every command, clocks, malformed lines, python-chess as the client."""
 
+import errno
 import itertools
 import random
 import subprocess
@@ -273,7 +274,8 @@ def test_malformed_lines_are_said_and_end_nothing(talk: Conversation) -> None:
         ("go movetime", "go: movetime needs a number, not ''; it is ignored"),
         ("go wtime btime 60000", "go: wtime needs a number, not ''; it is ignored"),
         ("go perft", "go: 'perft' is unknown; it is ignored"),
-        ("go searchmoves e2e5 a1a1 x", "go: none of searchmoves is legal; they are ignored"),
+        ("go searchmoves e2e5 x", "searchmoves 'e2e5 x' cannot be played; all moves are allowed"),
+        ("go searchmoves e2e4 x", "searchmoves 'x' cannot be played; it is left out"),
     ):
         talk.send(line)
         assert said in talk.until("info string")[-1] and talk.thread.is_alive(), line[:80]
@@ -361,6 +363,15 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
 atexit.register(lambda: pathlib.Path("loaded").write_text(" ".join(sorted(heavy & set(sys.modules)))))
 runpy.run_module("rookworld_rlvr.inference.uci", run_name="__main__")
 """
+
+
+def test_a_search_that_cannot_say_its_move_ends_the_engine() -> None:
+    def write(text: str) -> None:
+        raise OSError(errno.ENOSPC, "planted")
+
+    for lines in (["go"], ["go infinite", "stop"], ["go", "go"], ["go", "quit"]):
+        with pytest.raises(OSError, match="planted"):
+            Engine("made-up", Model().load, write).run(lines)
 
 
 MADE_UP = """
