@@ -24,7 +24,7 @@ from accelerate import PartialState
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.errors import ConfigurationError
-from rookworld_rlvr.common.files import check_writable, write_json
+from rookworld_rlvr.common.files import check_writable, naming, write_json
 from rookworld_rlvr.common.machine import machine
 from rookworld_rlvr.common.settings import each, setting
 from rookworld_rlvr.engine import EngineArguments
@@ -88,9 +88,10 @@ def main(argv: Sequence[str]) -> None:
     args, model_args, engine_args = parser.parse_strictly(argv)
     check_games(args, map(suite_class, args.suites))
     state = PartialState(cpu=not torch.accelerator.is_available())
-    files = [Path(name) for name in (args.output_file, args.pgn_file) if name]
-    for file in files if state.is_main_process else ():
-        check_writable(file)
+    files = {"output_file": args.output_file, "pgn_file": args.pgn_file}
+    for key, name in files.items() if state.is_main_process else ():
+        if name:
+            check_writable(Path(name), key)
 
     names = ", ".join(model_args.model_name_or_path)
     state.print(f"evaluating {names} on {', '.join(args.suites)}")
@@ -133,7 +134,8 @@ def main(argv: Sequence[str]) -> None:
     if state.is_main_process:
         print(results_text(results))
         if args.pgn_file:
-            with Path(args.pgn_file).open("a", encoding="utf-8") as pgn:  # as chess programs do
+            path = Path(args.pgn_file)
+            with naming(path), path.open("a", encoding="utf-8") as pgn:  # as chess programs do
                 pgn.write("\n\n" if pgn.tell() else "")
                 pgn.write("\n".join(games))
             print(f"\ngames: {args.pgn_file}")

@@ -25,7 +25,7 @@ from trl import ModelConfig, get_peft_config
 
 from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser
 from rookworld_rlvr.cli.run import next_commands, run_cli
-from rookworld_rlvr.common.files import write_json
+from rookworld_rlvr.common.files import write_json, write_text
 from rookworld_rlvr.common.machine import machine
 from rookworld_rlvr.common.terminal import keep_log, wrapped
 from rookworld_rlvr.data.loading import (
@@ -294,7 +294,7 @@ def main(argv: Sequence[str]) -> None:
         print(f"\nmodel: {output_dir} (step {step} of {trainer.state.global_step}{why})\n")
         if repository is not None:
             report = page(read_runs([str(output_dir)]))
-            (output_dir / REPORT).write_text(report, "utf-8", errors="backslashreplace")
+            write_text(output_dir / REPORT, report)
             print(push(repository, output_dir, training_args), end="\n\n")
         print(next_commands(output_dir, model_args.model_name_or_path, parser.values))
 

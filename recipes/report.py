@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.run import run_cli
-from rookworld_rlvr.common.files import check_writable
+from rookworld_rlvr.common.files import check_writable, write_text
 from rookworld_rlvr.common.settings import Checked, setting
 
 
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> None:
     folder = Path(args.run[0]) if len(args.run) == 1 else Path(args.run[0]).parent
     path = Path(args.output_file or folder / "report.html")
     check_writable(path)
-    path.write_text(page(runs, rounds), encoding="utf-8", errors="backslashreplace")
+    write_text(path, page(runs, rounds))
     for run in runs:
         for line in run.missing:
             print(f"{run.name}: {line}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
+import re
 import sys
 import threading
 import time
@@ -11,6 +11,7 @@ from collections.abc import Collection
 from datetime import timedelta
 
 from ..common.errors import RookWorldError
+from ..common.files import FULL, message_of
 from ..common.terminal import printable
 
 EXIT_BAD_INPUT = 2
@@ -19,15 +20,12 @@ EXIT_BAD_INPUT = 2
 # --------------------------------------------------------------------------------------------------
 # Memory or disk that has run out, recognised by what libraries say
 # --------------------------------------------------------------------------------------------------
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
 _NO_MEMORY = ("out of memory", "DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 # safetensors passes the system's words on; torch says only where in its own code a write failed.
 _NOT_WRITTEN = (
-    *(f"os error {number}" for number in _FULL),
+    *(f"os error {number}" for number in FULL),
     "PytorchStreamWriter",
     "unexpected pos",
 )
@@ -54,15 +52,21 @@ def is_disk_full(error: BaseException) -> bool:
     (True, False)
     """
     if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in _FULL
+        return error.errno in FULL
     return any(words in str(error) for words in _NOT_WRITTEN)
+
+
+# The same two libraries, if a file cannot be opened.
+_NOT_OPENED = re.compile(r"\(os error \d+\)|open file failed|^Parent directory .* does not exist")
 
 
 _OF_MEMORY = ("batch_size", "max_completion_length", "max_length")
 
 
 def text_of(error: Exception, keys: Collection[str]) -> str | None:
-    """What to say of bad input, or if memory or disk has run out; None for other errors.
+    """What to say of bad input, files that cannot be used, memory or disk that has run out.
+
+    Other errors give None: they are faults of the program, and need a traceback.
 
     Args:
         error: What was raised.
@@ -76,8 +80,10 @@ def text_of(error: Exception, keys: Collection[str]) -> str | None:
         text = f"the disk is full ({said}); free some space"
     elif is_out_of_memory(error):
         text = f"out of memory ({said}); lower {' or '.join(sorted(sizes)) or 'the amount of work'}"
+    elif _NOT_OPENED.search(str(error)):
+        return f"cannot use a file ({said}); give another path, or mend this one"
     else:
-        return None
+        return message_of(error)
     again = ", and run again with --resume_from_checkpoint auto to go on from the last checkpoint"
     return text + (again if "resume_from_checkpoint" in keys else "")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +17,8 @@ from typing import NoReturn
 from .. import __version__
 from ..common import machine  # noqa: F401  # for what it starts: before torch is loaded
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
-from ..common.files import find_recipe, read_keys, shipped, shipped_names
-from ..common.terminal import STARTS, entry, show, wrapped
+from ..common.files import find_recipe, message_of, read_keys, replace_text, shipped, shipped_names
+from ..common.terminal import STARTS, drop_stdout, entry, show, wrapped
 from ..evaluation.registry import RANDOM_MOVER
 from ..models.loading import check_model_name
 from .run import MODULES, SCRIPTS, options, usual
@@ -61,9 +60,12 @@ def main() -> NoReturn:
         else:
             close = close_matches(command, [*SCRIPTS, *MODULES, "recipes"])
             raise ConfigurationError([f"{command!r} is not a command{close}; see rookworld --help"])
-    except RookWorldError as error:
+    except (RookWorldError, OSError) as error:
+        if (text := message_of(error)) is None:
+            raise
         name = f"rookworld {command}" if command in SCRIPTS else "rookworld"
-        print(f"{name}: {error}", file=sys.stderr)
+        print(f"{name}: {text}", file=sys.stderr)
+        drop_stdout()
         raise SystemExit(2) from None
     raise SystemExit(0)
 
@@ -234,7 +236,7 @@ def recipes(words: Sequence[str]) -> list[str]:
     if target.exists():
         raise ConfigurationError([f"{target} exists already; remove it, or name another place"])
     target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(folder / f"{name}.yaml", target)
+    replace_text(target, (folder / f"{name}.yaml").read_text(encoding="utf-8"))
     return [str(target)]
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..common.errors import EXIT_INTERRUPTED, RookWorldError
 from ..common.files import find_recipe, read_keys
-from ..common.terminal import printable, unwatch_ctrl_c
+from ..common.terminal import drop_stdout, printable, unwatch_ctrl_c
 from ..models.loading import PACKAGED_MODEL
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
     except BrokenPipeError:
         if "resume_from_checkpoint" in _keys(main):
             raise  # training does not end because nobody reads what it prints
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: `| head`
+        drop_stdout()  # the reader left: `| head`
         code = 128 + signal.SIGPIPE
     except Exception as error:
         from .failures import EXIT_BAD_INPUT, text_of
@@ -146,6 +146,7 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
             code = others.failed(error if text is None else RookWorldError(text), command_name())
         elif text is not None:
             code = _say(text, EXIT_BAD_INPUT)
+            drop_stdout()
         else:
             raise
     if others is not None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +20,49 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error numbers of a disk without space, and of a quota or a limit."""
+
+_OF_A_FILE = (
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.EACCES),
+    *(errno.EPERM, errno.EROFS, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP, errno.EBUSY),
+    *(errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.ETXTBSY, errno.EXDEV, *FULL),
+)
+
+
+def message_of(error: Exception) -> str | None:
+    """What to say of bad input, and of a file that cannot be read or written; None for other errors.
+
+    >>> message_of(PermissionError(errno.EACCES, "Permission denied", "/root/rows.parquet"))
+    "cannot use '/root/rows.parquet' (Permission denied); give another path, or mend this one"
+    >>> message_of(OSError(errno.ENOSPC, "No space left on device"))
+    'the disk is full ([Errno 28] No space left on device); free some space'
+    """
+    if isinstance(error, RookWorldError):
+        return str(error)
+    if not isinstance(error, OSError) or error.errno not in _OF_A_FILE:
+        return None
+    if error.errno in FULL:
+        return f"the disk is full ({error}); free some space"
+    if error.filename is None and "file" not in str(error):  # of a socket or a process
+        return None
+    names = (name for name in (error.filename, error.filename2) if name is not None)
+    named = " or ".join(repr(str(name)) for name in names)
+    reason = error.strerror or os.strerror(error.errno)
+    return f"cannot use {named or 'a file'} ({reason}); give another path, or mend this one"
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an error name the file that is meant: Python names none, or the one beside it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def check_writable(path: Path, key: str = "output_file") -> None:
     """Check that a file can be written, before an hour of work. The folder is made, the file is not.
 
@@ -26,9 +72,12 @@ def check_writable(path: Path, key: str = "output_file") -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         is_new = not path.exists()
-        path.open("a").close()
-        if is_new:
-            path.unlink()
+        try:
+            with path.open("ab") as file:
+                file.write(b"0" * is_new)  # a disk may be full
+        finally:
+            if is_new:
+                path.unlink(missing_ok=True)
     except OSError as error:
         raise RookWorldError(
             f"{key}: cannot write {str(path)!r} ({error.strerror}); give another path"
@@ -38,18 +87,31 @@ def check_writable(path: Path, key: str = "output_file") -> None:
 def folder_faults(folder: str, name: str) -> list[str]:
     """Why a folder cannot be written to or made; empty if it can. `name` is the key that gave it."""
     path = Path(folder).absolute()
-    there = next(parent for parent in (path, *path.parents) if parent.exists())
-    if there.is_dir() and os.access(there, os.W_OK):
+    there = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
+    try:
+        # The right to write shows neither a full nor a read-only disk. The file has no name.
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"0")
+    except NotADirectoryError:
+        reason = f"{there.name} is a file"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    else:
         return []
-    reason = "Permission denied" if there.is_dir() else f"{there.name} is a file"
     return [f"{name}: cannot write to {folder!r} ({reason}); give another folder"]
 
 
 def replace_text(path: Path, text: str) -> None:
     """Write a file in one piece, so that a kill never leaves it half written."""
     incomplete = path.with_name(f"{path.name}.incomplete")
-    incomplete.write_text(text, encoding="utf-8")
-    incomplete.replace(path)
+    try:
+        with naming(path):
+            incomplete.write_text(text, encoding="utf-8")
+            incomplete.replace(path)
+    except OSError:
+        with suppress(OSError):
+            incomplete.unlink()
+        raise
 
 
 def open_to_others(path: Path) -> None:
@@ -65,7 +127,13 @@ def open_to_others(path: Path) -> None:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write indented JSON, readable by people and programs."""
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+    write_text(path, text + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write text in UTF-8; lone surrogates, which a model may write, as escapes."""
+    with naming(path):
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

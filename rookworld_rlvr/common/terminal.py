@@ -118,7 +118,15 @@ def show(text: str) -> None:
     """Print a text; no error if the reader, such as `head`, has already stopped reading."""
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # Python would raise it again when it flushes stdout at exit
+    except BrokenPipeError:
+        drop_stdout()
+
+
+def drop_stdout() -> None:
+    """Let what stdout still has go nowhere, if it cannot be written: Python would fail at exit again."""
+    try:
+        sys.stdout.flush()
+    except OSError:  # its reader has left, or its disk is full
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

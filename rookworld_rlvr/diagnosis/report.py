@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..common.errors import IllegalPositionError
+from ..common.files import write_text
 from ..common.html import render
 from ..common.terminal import printable, width
 from ..tasks.boards import action_arrows, position_board
@@ -192,5 +193,5 @@ def write_reports(folder: Path, record: Part) -> list[Path]:
     files = {RESULT_JSON: json.dumps(record, allow_nan=False) + "\n", RESULT_HTML: page(record)}
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+        write_text(folder / name, text)
     return [folder / name for name in files]

@@ -22,7 +22,7 @@ from ..common.terminal import printable, show
 from ..engine import EngineArguments
 from ..engine.labeller import Labeller
 from ..tasks import positions, rules
-from ..tasks.environment import answer_fields
+from ..tasks.environment import answer_fields, wrong_fields
 from ..tasks.types import MATE_CP, EnvironmentAnswer, PolicyAnswer, Values
 from .arguments import model_parser, run, start
 from .model import Reply, over, read_legal_move, read_move, read_position
@@ -155,8 +155,8 @@ def simulation_lines(
     """
     true = rules.transition(fen, move)
     right = answer_fields(true)
-    said = answer_fields(reply.record) if reply.record is not None else right
-    wrong = [field for field, value in right.items() if said[field] != value]
+    said = answer_fields(reply.record or true)
+    wrong = wrong_fields(reply.record or true, true)
     yield from (fen, f"{move}: {_san(rules.board_of(fen), move)}", "")
     yield from (board_text(chess.Board(true.fen)), "")
     for field, value in right.items():

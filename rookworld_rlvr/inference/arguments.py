@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import io
+import signal
 import sys
 from collections.abc import Callable
 
 import chess
 
 from ..common.errors import EXIT_INTERRUPTED, RookWorldError
-from ..common.terminal import printable, wrapped
+from ..common.files import message_of
+from ..common.terminal import drop_stdout, printable, wrapped
 from ..models.loading import PACKAGED_MODEL, check_model_name
 from .model import RookWorld
 
@@ -54,8 +56,15 @@ def run(command: str, work: Callable[[], object]) -> int:
             stream.reconfigure(errors="replace")
     try:
         work()
-    except RookWorldError as error:
-        print(f"rookworld {command}: {printable(str(error))}", file=sys.stderr)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader left: `| head`
+        drop_stdout()
+        return 128 + signal.SIGPIPE
+    except (RookWorldError, OSError) as error:
+        if (text := message_of(error)) is None:
+            raise
+        print(f"rookworld {command}: {printable(text)}", file=sys.stderr)
+        drop_stdout()
         return 2
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

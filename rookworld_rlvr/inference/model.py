@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 import chess
@@ -16,9 +17,14 @@ import chess.pgn
 from ..common.errors import NotationError, RookWorldError
 from ..models import loading
 from ..tasks import rules
-from ..tasks.environment import parse_environment_answer, write_environment_prompt
+from ..tasks.environment import (
+    parse_environment_answer,
+    parse_environment_prompt,
+    write_environment_prompt,
+    wrong_fields,
+)
 from ..tasks.policy import parse_policy_answer, write_policy_prompt
-from ..tasks.text import MAX_HISTORY, parse_fen, parse_move
+from ..tasks.text import MAX_HISTORY, parse_decimal, parse_fen, parse_move
 from ..tasks.types import EnvironmentAnswer, EnvironmentPrompt, PolicyAnswer
 
 Position = str | chess.Board
@@ -29,7 +35,30 @@ Move = str | chess.Move
 """A move in UCI or in algebraic notation (SAN), or one of python-chess."""
 
 
-Record = TypeVar("Record", PolicyAnswer, EnvironmentAnswer)
+@dataclass(frozen=True, slots=True)
+class Analysis(PolicyAnswer):
+    """A model's answer about a position, with the moves in it that the rules forbid.
+
+    Args:
+        illegal: The illegal ones among the candidates and the best move, each once.
+    """
+
+    illegal: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step(EnvironmentAnswer):
+    """A model's answer about a move, with the fields in which it contradicts the rules.
+
+    Args:
+        wrong: Some of board, side to move, castling, en passant, halfmoves, move number, reward,
+            terminated, truncated; empty if python-chess says the same.
+    """
+
+    wrong: tuple[str, ...] = ()
+
+
+Record = TypeVar("Record", bound=PolicyAnswer | EnvironmentAnswer, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +74,11 @@ class Reply(Generic[Record]):
     text: str
     record: Record | None
     fault: str = ""
+
+    def __repr__(self) -> str:
+        """The record, or the text that is none and why."""
+        said = f"{self.text!r}, fault={self.fault!r}" if self.record is None else repr(self.record)
+        return f"Reply({said})"
 
 
 def reply_of(text: str, read: Callable[[str], Record]) -> Reply[Record]:
@@ -204,6 +238,29 @@ def choose(board: chess.Board, reply: Reply[PolicyAnswer]) -> Choice:
     fault = f"the model's best move {reply.record.best_move} is illegal"
     if not candidates:
         return no_answer(board, f"{fault}, and none of its candidates can be played")
+    return _best_of(candidates, fault)
+
+
+def choose_so_far(board: chess.Board, text: str) -> Choice:
+    """The best legal candidate of an answer that was cut off; else the first legal move.
+
+    Args:
+        board: The position; it has a legal move.
+        text: What the model had written; its last word may be cut off and does not count.
+    """
+    fault = "the model had not answered when it was stopped"
+    whole = text[: text.rfind(" ") + 1]
+    moves, _, rest = whole.partition("M:")[2].partition("E:")
+    try:
+        pawns = tuple(map(parse_decimal, rest.partition("B:")[0].split()))
+    except NotationError:
+        pawns = ()
+    candidates = _candidates(board, PolicyAnswer(tuple(moves.split()), pawns, ""))
+    return _best_of(candidates, fault) if candidates else no_answer(board, fault)
+
+
+def _best_of(candidates: Mapping[chess.Move, float | None], fault: str) -> Choice:
+    """The candidate with the highest evaluation; the first one if none has any."""
     evaluated = [move for move, pawns in candidates.items() if pawns is not None]
     move = max(evaluated, key=lambda move: candidates[move] or 0.0, default=next(iter(candidates)))
     why = f"{fault}; its best legal candidate {move.uci()} is played"
@@ -237,11 +294,18 @@ class RookWorld:
     Args:
         network: A causal language model; it is put into evaluation mode.
         tokenizer: The tokenizer of this model.
+        name: Its name; by default where its weights came from.
     """
 
-    def __init__(self, network: Any, tokenizer: Any) -> None:
+    def __init__(self, network: Any, tokenizer: Any, name: str | None = None) -> None:
         self.network = network.eval()
         self.tokenizer = tokenizer
+        self.name = name or network.name_or_path
+
+    def __repr__(self) -> str:
+        """For example ``RookWorld('rookworld-nano', device='cpu', dtype='float32')``."""
+        device, dtype = str(self.network.device), str(self.network.dtype).removeprefix("torch.")
+        return f"{type(self).__name__}({self.name!r}, device={device!r}, dtype={dtype!r})"
 
     @classmethod
     def from_pretrained(
@@ -273,15 +337,15 @@ class RookWorld:
             network.to(device)
         except (AssertionError, RuntimeError) as error:  # the first is CUDA's, where there is none
             raise RookWorldError(f"device: {device!r} cannot be used here: {error}") from error
-        return cls(network, loading.load_tokenizer(name, revision=revision))
+        return cls(network, loading.load_tokenizer(name, revision=revision), name)
 
     # --------------------------------------------------------------------------------------------
     # One answer
     # --------------------------------------------------------------------------------------------
-    def analyse(self, position: Position) -> PolicyAnswer:
+    def analyse(self, position: Position) -> Analysis:
         """Candidates, their evaluations in pawns from the side to move, and the best move.
 
-        The moves are the model's own and may be illegal.
+        The moves are the model's own and may be illegal; `illegal` names those.
 
         Args:
             position: A FEN or a `chess.Board`.
@@ -298,10 +362,10 @@ class RookWorld:
         """
         return _record(self.analyse_all([position])[0])
 
-    def step(
-        self, position: Position, move: Move, history: Sequence[Move] = ()
-    ) -> EnvironmentAnswer:
+    def step(self, position: Position, move: Move, history: Sequence[Move] = ()) -> Step:
         """The next state as the model sees it, with reward and end of the game.
+
+        It is the model's own and may contradict the rules; `wrong` names the fields that do.
 
         Args:
             position: A FEN or a `chess.Board`.
@@ -320,7 +384,7 @@ class RookWorld:
     # --------------------------------------------------------------------------------------------
     # Many
     # --------------------------------------------------------------------------------------------
-    def analyse_all(self, positions: Sequence[Position]) -> list[Reply[PolicyAnswer]]:
+    def analyse_all(self, positions: Sequence[Position]) -> list[Reply[Analysis]]:
         """One reply for each position, the same in a batch as alone; an unreadable one has a `fault`.
 
         Raises:
@@ -329,14 +393,18 @@ class RookWorld:
         if isinstance(positions, str):
             raise RookWorldError("positions: a text is given; write a list, [position]")
         texts = self.complete([policy_prompt(position) for position in positions])
-        return [reply_of(text, parse_policy_answer) for text in texts]
+        return [
+            reply_of(text, partial(_analysis, rules.board_of(read_position(position))))
+            for position, text in zip(positions, texts, strict=True)
+        ]
 
-    def step_all(
-        self, steps: Sequence[tuple[Position, Move, Sequence[Move]]]
-    ) -> list[Reply[EnvironmentAnswer]]:
+    def step_all(self, steps: Sequence[tuple[Position, Move, Sequence[Move]]]) -> list[Reply[Step]]:
         """One reply for each position, move and history; see `step` and `analyse_all`."""
-        texts = self.complete([environment_prompt(*step) for step in steps])
-        return [reply_of(text, parse_environment_answer) for text in texts]
+        prompts = [environment_prompt(*step) for step in steps]
+        return [
+            reply_of(text, partial(_step, parse_environment_prompt(prompt)))
+            for prompt, text in zip(prompts, self.complete(prompts), strict=True)
+        ]
 
     def complete(self, prompts: Sequence[str], **how: Any) -> list[str]:
         """Completions of prompts, as evaluation decodes them.
@@ -360,6 +428,19 @@ class RookWorld:
         from ..models.decoding import ANSWER_TOKENS, complete
 
         return complete(self.network, self.tokenizer, prompts, max_new_tokens=ANSWER_TOKENS, **how)
+
+
+def _analysis(board: chess.Board, text: str) -> Analysis:
+    said = parse_policy_answer(text)
+    moves = dict.fromkeys((*said.moves, said.best_move))
+    illegal = (move for move in moves if rules.legal_move(board, move) is None)
+    return Analysis(said.moves, said.evaluations, said.best_move, tuple(illegal))
+
+
+def _step(asked: EnvironmentPrompt, text: str) -> Step:
+    said = parse_environment_answer(text)
+    wrong = wrong_fields(said, rules.transition(asked.fen, asked.action))
+    return Step(said.fen, said.reward, said.terminated, said.truncated, tuple(wrong))
 
 
 def _record(reply: Reply[Record]) -> Record:

@@ -14,7 +14,7 @@ import chess
 import chess.pgn
 
 from ..common.errors import RookWorldError
-from ..common.files import check_writable
+from ..common.files import check_writable, naming
 from ..common.terminal import printable
 from ..tasks import positions
 from ..tasks.types import PolicyAnswer
@@ -137,9 +137,18 @@ def _play(args: argparse.Namespace) -> None:
             game.play(input)
     finally:  # Ctrl-C, too
         if board.move_stack:
-            with args.pgn.open("a", encoding="utf-8") as file:
-                file.write(f"\n\n{game.pgn()}\n" if file.tell() else f"{game.pgn()}\n")
-            print(f"\nthe game is in {args.pgn}")
+            _keep(game.pgn(), args.pgn)
+
+
+def _keep(game: chess.pgn.Game, path: Path) -> None:
+    """Append a game to a file, or show it if the file cannot be written any more."""
+    try:
+        with naming(path), path.open("a", encoding="utf-8") as file:
+            file.write(f"\n\n{game}\n" if file.tell() else f"{game}\n")
+    except OSError:
+        print(f"\n{printable(str(game))}\n")
+        raise
+    print(f"\nthe game is in {path}")
 
 
 def main() -> NoReturn:

@@ -257,7 +257,7 @@ class EnvironmentTask(Task):
         truth = rules.transition(asked.fen, asked.action)
         if answer.truncated != truth.truncated:
             return ("illegal move",)
-        return _wrong(answer, truth)
+        return wrong_fields(answer, truth)
 
     def truth(self, prompt: str, values: Values | None = None) -> str:
         """See `Task`."""
@@ -282,7 +282,7 @@ class EnvironmentTask(Task):
 
         truth = rules.transition(row["fen"], row["action"])
         answer = self.answer_or_fault(row["prompt"], completion)
-        wrong = [] if isinstance(answer, NotationError) else _wrong(answer, truth)
+        wrong = [] if isinstance(answer, NotationError) else wrong_fields(answer, truth)
         return environment_board(row, answer, truth, wrong)
 
 
@@ -299,8 +299,8 @@ def answer_fields(answer: EnvironmentAnswer) -> dict[str, str | float | bool]:
     }
 
 
-def _wrong(answer: EnvironmentAnswer, truth: EnvironmentAnswer) -> list[str]:
-    """The fields of an answer that are wrong."""
+def wrong_fields(answer: EnvironmentAnswer, truth: EnvironmentAnswer) -> list[str]:
+    """The fields of an answer that are wrong, by the names of `answer_fields`."""
     true = answer_fields(truth)
     return [name for name, mine in answer_fields(answer).items() if mine != true[name]]
 

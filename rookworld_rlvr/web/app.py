@@ -24,7 +24,7 @@ from packaging.requirements import Requirement
 
 from .. import __version__
 from ..common.errors import EXIT_INTERRUPTED, RookWorldError
-from ..common.files import render, shipped
+from ..common.files import folder_faults, render, shipped
 from ..inference.arguments import model_parser, run
 from ..models.loading import check_model_name
 
@@ -134,6 +134,8 @@ def write_space(folder: Path) -> str:
     """
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise RookWorldError(f"--space: {str(folder)!r} is not empty; give another folder")
+    if faults := folder_faults(str(folder), "--space"):
+        raise RookWorldError(*faults)
     package, ignored = folder / "rookworld_rlvr", shutil.ignore_patterns("__pycache__")
     shutil.copytree(Path(__file__).parents[1], package, ignore=ignored)
     for name in ("recipes", "accelerate_configs"):  # a clone has them beside the package

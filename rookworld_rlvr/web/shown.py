@@ -51,9 +51,13 @@ def read_board(text: str) -> chess.Board:
     try:
         return chess.Board(read_position(text.strip()))
     except RookWorldError:
+        if text.split()[0].count("/") == 7:  # a FEN, of which a square would be read as a move
+            raise
         game = chess.pgn.read_game(io.StringIO(text))
         if game is None or not (game.variations or game.errors):
             raise
+    if fen := game.headers.get("FEN"):
+        read_position(fen)  # python-chess would repair it
     from ..data.parsing import game_positions  # with datasets, which takes seconds
     from ..data.pgn import read_game, split_games
 

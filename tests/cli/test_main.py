@@ -44,6 +44,9 @@ def test_every_script_is_a_command_and_says_what_it_does(monkeypatch: pytest.Mon
         (["grpo", "--num_processes"], "--num_processes: '' is not one value"),
         (["grpo", "--accelerate_config", "gpus"], "'gpus' is not a file or one of cpu, "),
         (["recipes", "copy", "grpo_mix"], "no recipe 'grpo_mix'; did you mean grpo_mixed"),
+        (["recipes", "copy", "grpo_nano", "/proc"], "cannot use '/proc/grpo_nano.yaml' (No such"),
+        (["recipes", "copy", "grpo_nano", "/proc/no/x.yaml"], "cannot use '/proc/no' (No such"),
+        (["recipes", "copy", "grpo_nano", "/dev/null"], "cannot use '/dev/null' (File exists)"),
     ],
 )
 def test_faults_name_the_remedy(words: list[str], said: str, monkeypatch: Any, capsys: Any) -> None:
@@ -54,6 +57,15 @@ def test_faults_name_the_remedy(words: list[str], said: str, monkeypatch: Any, c
     assert ended.value.code == 2
     out, err = capsys.readouterr()
     assert said in err and not out
+
+
+@pytest.mark.parametrize("words", ["recipes", "--help", "analyse --move e2e4", "report --help"])
+def test_output_that_cannot_be_written_is_one_message(words: str, tmp_path: Path) -> None:
+    line = [sys.executable, "-c", MAIN, *words.split()]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    (said,) = done.stderr.splitlines()
+    assert done.returncode == 2 and ": the disk is full (" in said
 
 
 def test_several_processes_are_launched() -> None:

@@ -14,7 +14,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
+import safetensors.torch
 import torch
 from torch import distributed
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
@@ -154,6 +156,33 @@ def test_what_runs_out_is_one_message(error: Exception | None, said: str, capsys
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(f"{said}.*--resume_from_checkpoint auto", line)
+
+
+def opened_by_torch() -> None:
+    torch.save({}, "/proc/model.pt")
+
+
+def opened_by_safetensors() -> None:
+    safetensors.torch.save_file({"a": torch.zeros(1)}, "/proc/model.safetensors")
+
+
+def opened_by_arrow() -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), "/proc/rows.parquet")
+
+
+def opened_by_python() -> None:
+    open("/proc/rows.jsonl", "w").close()
+
+
+@pytest.mark.parametrize(
+    "write", [opened_by_torch, opened_by_safetensors, opened_by_arrow, opened_by_python]
+)
+def test_a_file_that_cannot_be_written_is_one_message(write: Any, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_cli(lambda argv: write())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert "cannot use " in line and "No such file or directory" in line
 
 
 def test_without_a_launcher_one_gpu_of_several_is_used(monkeypatch: Any, capsys: Any) -> None:

@@ -246,7 +246,8 @@ def test_bad_input_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("--model_name_or_path rookworld-nan", "rookworld-nano"),
         ("--training_data nothing.jsonl", "nothing.jsonl"),
         ("--training_data ../list.yaml", "list.yaml must be a mapping"),
-        ("--output_file /dev/null/results.json", "cannot write"),
+        ("--output_file /dev/null/results.json", "output_file: cannot write"),
+        ("--suites self_play --pgn_file /dev/null/x.pgn", "pgn_file: cannot write"),
     ):
         with pytest.raises(RookWorldError, match=message):
             recipe("evaluate").main(words.split())

@@ -1,5 +1,7 @@
 """What a model answers: the same alone, in a batch, and as evaluation asks it."""
 
+from collections.abc import Sequence
+from dataclasses import astuple
 from itertools import islice
 from typing import Any
 
@@ -15,6 +17,7 @@ from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.environment import parse_environment_answer, write_environment_prompt
 from rookworld_rlvr.tasks.policy import parse_policy_answer, write_policy_prompt
 from rookworld_rlvr.tasks.text import parse_move
+from rookworld_rlvr.tasks.types import EnvironmentAnswer, PolicyAnswer
 
 from ..rows import START
 from .answers import reply
@@ -37,9 +40,9 @@ def test_the_answers_are_those_of_the_evaluation(model: RookWorld) -> None:
     assert [reply.text for reply in model.analyse_all(fens)] == policy
     assert [reply.text for reply in model.step_all(steps)] == environment
     for fen, text in zip(fens[:3], policy, strict=False):
-        assert _said(model.analyse, fen) == _said(parse_policy_answer, text)
+        assert _without_verdict(model.analyse, fen) == _said(parse_policy_answer, text)
     for step, text in zip(steps[:3], environment, strict=False):
-        assert _said(model.step, *step) == _said(parse_environment_answer, text)
+        assert _without_verdict(model.step, *step) == _said(parse_environment_answer, text)
 
 
 def _said(ask: Any, *given: Any) -> Any:
@@ -48,6 +51,67 @@ def _said(ask: Any, *given: Any) -> Any:
         return ask(*given)
     except NotationError:
         return None
+
+
+def _without_verdict(ask: Any, *given: Any) -> Any:
+    """A record as the model wrote it, without what the rules say of it."""
+    said = _said(ask, *given)
+    kind = PolicyAnswer if ask.__name__ == "analyse" else EnvironmentAnswer
+    return said and kind(*astuple(said)[:-1])
+
+
+class Made(RookWorld):
+    """The packaged model's network, with answers that are given."""
+
+    said = ""
+
+    def complete(self, prompts: Sequence[str], **how: Any) -> list[str]:
+        return [self.said] * len(prompts)
+
+
+def test_an_answer_says_where_it_contradicts_the_rules(model: RookWorld) -> None:
+    made = Made(model.network, model.tokenizer, "made")
+    board = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR"
+    for said, wrong in (
+        (f"{board} b KQkq - 0 1+0.001+0+0", ()),
+        (f"{board} b KQkq e3 0 1+0.001+0+0", ("en passant",)),
+        (
+            f"{START.split()[0]} w KQkq - 0 1+-1.0+0+1",
+            ("board", "side to move", "reward", "truncated"),
+        ),
+    ):
+        made.said = said
+        step = made.step(START, "e2e4")
+        assert (
+            step.wrong == wrong and (f"wrong={wrong!r}" in repr(step)) and str(step) == repr(step)
+        )
+        assert [reply.record for reply in made.step_all([(START, "e4", ())])] == [step]
+    made.said = f"{START}+-1.0+0+1"
+    assert made.step(START, "e2e5").wrong == (), "an illegal move has a right answer, too"
+    made.said = "M: e2e5 e2e4 a1a8 E: 0.1 0.2 B: e2e5"
+    answer = made.analyse(START)
+    assert answer.illegal == ("e2e5", "a1a8") and "illegal=('e2e5', 'a1a8')" in repr(answer)
+    made.said = "M: e2e4 E: 0.1 B: e2e4"
+    assert made.analyse(START).illegal == ()
+    white, black = made.analyse_all([START, START.replace(" w ", " b ")])
+    assert (white.record and white.record.illegal, black.record and black.record.illegal) == (
+        (),
+        ("e2e4",),
+    )
+
+
+def test_what_python_shows_is_short(model: RookWorld) -> None:
+    assert repr(model) == "RookWorld('rookworld-nano', device='cpu', dtype='float32')"
+    made = Made(model.network, model.tokenizer)
+    assert repr(made).startswith("Made('") and "rookworld-nano" in repr(made)
+    made.said = "M: e2e4 E: 0.1 B: e2e4"
+    (reply,) = made.analyse_all([START])
+    assert repr(reply) == (
+        "Reply(Analysis(moves=('e2e4',), evaluations=(0.1,), best_move='e2e4', illegal=()))"
+    )
+    made.said = "rubbish"
+    (reply,) = made.analyse_all([START])
+    assert repr(reply).startswith("Reply('rubbish', fault=\"not the three sections")
 
 
 def _is_uci(text: str) -> bool:

@@ -124,6 +124,13 @@ def test_bad_input_is_one_message(command, capsys) -> None:
         assert said in err and "Traceback" not in err
 
 
+def test_a_game_that_cannot_be_kept_is_shown(command, capsys) -> None:
+    assert command("--pgn /dev/full", "e4\n") == 2
+    out, err = capsys.readouterr()
+    assert '[White "Human"]' in out and "1. e4 e5 *" in out
+    assert "the disk is full (" in err and "'/dev/full'" in err
+
+
 @pytest.mark.slow
 def test_a_pipe_and_the_command_itself(tmp_path: Path) -> None:
     """From the shell's word to the PGN, with a chess.py in the folder that is not python-chess."""

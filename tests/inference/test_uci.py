@@ -1,10 +1,13 @@
-"""The engine's protocol: every command, clocks, a game against Stockfish, a thousand odd lines."""
+"""The engine's protocol: every command, clocks, malformed lines, python-chess as the client."""
 
+import errno
 import itertools
 import random
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from queue import Queue, SimpleQueue
 
@@ -12,9 +15,17 @@ import chess
 import chess.engine
 import pytest
 
-from rookworld_rlvr.inference.uci import Engine, Stopped, load, numbers_of, seconds_for
+from rookworld_rlvr.inference.uci import (
+    Engine,
+    Stopped,
+    load,
+    parse_go,
+    parse_position,
+    seconds_for,
+)
 
-from .answers import OPENING, Model
+from ..support import REPOSITORY
+from .answers import OPENING, Model, reply
 
 
 class Conversation:
@@ -66,9 +77,9 @@ def test_uci_is_answered_before_the_model_is_loaded(talk: Conversation) -> None:
 
 
 def test_every_clock_gets_a_move(talk: Conversation) -> None:
-    for clock in ("", "movetime 60000", "wtime x btime 60000 rubbish depth"):
+    for clock in ("", "movetime 60000", "wtime x btime 60000 rubbish depth", "wtime 0 btime 0"):
         talk.send("ucinewgame", "position startpos", f"go {clock}")
-        info, move = talk.until("bestmove")
+        *_, info, move = talk.until("bestmove")
         assert info.startswith("info depth 1 ") and " score cp 30 " in info
         assert info.endswith(" pv e2e4") and move == "bestmove e2e4"
 
@@ -115,6 +126,44 @@ def test_a_model_that_is_late_does_not_cost_the_game(talk: Conversation) -> None
         assert talk.until("bestmove")[-1] == "bestmove e2e4"
 
 
+def test_a_model_that_is_stopped_plays_its_best_candidate_so_far(talk: Conversation) -> None:
+    first = "g1h3, the first legal move, is played"
+    for text, move, said in (
+        ("", "g1h3", first),
+        ("M: e2e", "g1h3", first),
+        ("M: e7e5 a1a1 nonsense ", "g1h3", first),
+        ("  M: e7e5 e2e4 d2d", "e2e4", "its best legal candidate e2e4 is played"),
+        ("M: e2e4 d2d4 E: 0.1 0", "e2e4", "its best legal candidate"),
+        ("M: e2e4 d2d4 E: 0.1 0.4 ", "d2d4", "its best legal candidate"),
+        ("M: e2e4 d2d4 E: 0.1 x B: c2c4", "e2e4", "its best legal candidate"),
+    ):
+
+        def stopped(fen: str, text: str = text) -> None:
+            raise Stopped(text)
+
+        talk.engine._loaded = lambda ask=stopped: ask  # type: ignore[method-assign, misc]
+        talk.send("go")
+        *_, fault, best = talk.until("bestmove")
+        assert best == f"bestmove {move}" and "had not answered" in fault and said in fault, text
+
+
+def test_while_it_ponders_the_move_waits_for_the_hit_and_then_the_clock_runs(
+    talk: Conversation,
+) -> None:
+    talk.send("go ponder movetime 1")
+    assert talk.until("info")[-1].endswith(" pv e2e4"), "not stopped by the clock"
+    talk.send("ponderhit", "ponderhit")
+    assert talk.until("bestmove") == ["bestmove e2e4"]
+    talk.model.answer = None
+    talk.send("go ponder movetime 1", "isready")
+    assert talk.until("readyok") == ["readyok"]
+    talk.send("ponderhit")
+    assert "had not answered" in talk.until("bestmove")[-2]
+    talk.model.answer = OPENING
+    talk.send("go infinite", "ponderhit", "isready")
+    assert not any("bestmove" in line for line in talk.until("readyok"))
+
+
 def test_a_model_is_stopped_between_two_tokens() -> None:
     asked: list[bool] = []
 
@@ -127,10 +176,16 @@ def test_a_model_is_stopped_between_two_tokens() -> None:
     assert analyse(chess.STARTING_FEN).record is not None
     assert len(asked) > 20, "at every token"
     asked.clear()
-    wanted = 5
-    with pytest.raises(Stopped):
+    wanted = 12
+    with pytest.raises(Stopped) as stopped:
         analyse(chess.STARTING_FEN)
-    assert len(asked) == 6
+    assert len(asked) == 13
+    written = str(stopped.value.text).split()
+    assert written[0] == "M:" and chess.Move.from_uci(written[1]), "what it had written"
+    asked.clear()
+    with pytest.raises(Stopped) as again:
+        analyse(chess.STARTING_FEN)
+    assert again.value.text == stopped.value.text, "nothing of the answer before"
 
 
 def test_half_of_the_clock_at_most() -> None:
@@ -139,32 +194,112 @@ def test_half_of_the_clock_at_most() -> None:
         *(("movetime 1000", 0.9), ("movetime 50", 0.045)),
         *(("wtime 10000", 4.9), ("wtime 10000 winc 2000 binc 9999", 6.9)),
         *(("wtime 1000 winc 5000", 0.9), ("wtime 10000 movestogo 1", 4.9), ("wtime -3", 0.0)),
+        # As Stockfish takes them.
+        *(("movetime 0", None), ("wtime 0 btime 0", None), ("wtime 0 btime 9", 0.0)),
+        *(("movetime -5", 0.0), ("movetime +1000", 0.9), ("movetime 1000.9ms", 0.9)),
+        *(("movetime", None), ("movetime x", None), ("movetime ٣", None)),
+        *((f"movetime {'9' * 5000}", 2147483.547), ("movetime 7 movetime 1000", 0.9)),
     ):
-        assert seconds_for(numbers_of(words.split()), chess.WHITE) == seconds, words
+        assert seconds_for(parse_go(words.split()).numbers, chess.WHITE) == seconds, words
 
 
-def test_a_bad_position_is_said_and_changes_nothing(talk: Conversation) -> None:
+def test_what_is_not_a_position_is_said_and_changes_nothing(talk: Conversation) -> None:
     talk.send("position startpos moves d2d4")
     for words, said in (
-        ("", "not a FEN"),
+        ("", "'' is neither startpos nor fen FEN"),
+        ("e2e4", "'e2e4' is neither startpos nor fen FEN"),
+        ("fen", "not a FEN"),
+        ("fen 8/8", "not a FEN"),
+        (f"fen {'8' * 9999}", "not a FEN"),
         ("fen 8/8/8/8/8/8/8/8 w - - 0 1", "not a legal chess position"),
         ("fen 4k3/8/8/8/8/8/8/4K3 w - - 0 9999999", "counter is not a whole number"),
-        ("startpos moves e2e5", "e2e5"),
-        ("startpos moves e2e4 0000", "0000"),
     ):
         talk.send(f"position {words}")
-        (line,) = talk.until("info string ")
-        assert said in line
-        assert "the position is still rnbqkbnr/pppppppp/8/8/3P4/8/PPP1PPPP/RNBQKBNR b" in line
+        fault, now = talk.until("info string the position is ")
+        assert said in fault and len(fault) < 600
+        assert now.endswith(" is rnbqkbnr/pppppppp/8/8/3P4/8/PPP1PPPP/RNBQKBNR b KQkq - 0 1")
+
+
+MOVES = (
+    *("", "e2e5", "e2e4 e7e5 e2e5 g1f3", "e2e4 0000", "E2E4", "e2e4 e7e5 g1", "e2e4 é", "moves"),
+    *("e2e4 e7e5", "e2e4\te7e5\r", "g1f3 g8f6 " * 9, "e2e4 " + "x" * 9999, "a2a4 b7b5 a4b5q"),
+)
+
+
+def test_moves_count_up_to_the_first_illegal_one_as_in_stockfish(stockfish: str) -> None:
+    lines = [f"position startpos moves {moves}\nd\n" for moves in MOVES]
+    said = subprocess.run(stockfish, input="".join(lines), capture_output=True, text=True).stdout
+    theirs = [line[5:] for line in said.splitlines() if line.startswith("Fen: ")]
+    ours = [parse_position(f"startpos moves {moves}".split()) for moves in MOVES]
+    assert [board.fen() for board, _ in ours] == theirs
+    whole = [index for index, (_, faults) in enumerate(ours) if not faults]
+    assert whole == [0, 8, 9], "what is left out is said"
+
+
+def test_what_a_fen_loses_is_said_and_the_game_goes_on(talk: Conversation) -> None:
+    bare = "4k3/8/8/8/8/8/8/4K2R w"
+    for fen, board, *said in (
+        (f"{bare} KQkq - 0 1", f"{bare} K - 0 1", "'KQkq' needs king and rook at home"),
+        (f"{bare} Qkq - 0 1 moves e1d1", "4k3/8/8/8/8/8/8/3K3R b - - 1 1", "'Qkq' needs king"),
+        (f"{bare} K e6 0 1", f"{bare} K - 0 1", "square 'e6' is left out"),
+        (f"{bare} KQ e6 0 1", f"{bare} K - 0 1", "'KQ' needs", "square 'e6' is left out"),
+        (bare, f"{bare} - - 0 1", "no castling rights; '-' is", "no en passant square; '-' is"),
+        (bare[:-2], f"{bare} - - 0 1", "no side to move; 'w' is", "no castling", "no en passant"),
+    ):
+        talk.send(f"position fen {fen}")
+        *faults, now = talk.until("info string the position is ")
+        assert now.endswith(f" is {board}")
+        assert all(a in b for a, b in zip(said, faults, strict=True)), faults
+        talk.send("go")
+        assert talk.until("bestmove")[-1] != "bestmove 0000"
+    for fen in (
+        f"{bare} K -",
+        "rnbqkbnr/pppp1ppp/8/4p3/4P3/8/PPPP1PPP/RNBQKBNR w KQkq e6 0 2",  # no pawn can take there
+        "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w QKqk - 0 1",
+    ):
+        talk.send(f"position fen {fen}", "isready")
+        assert talk.until("readyok") == ["readyok"]
+
+
+def test_malformed_lines_are_said_and_end_nothing(talk: Conversation) -> None:
+    for line, said in (
+        ("setoption name X value quit", "no such option: 'X'"),
+        ("setoption name Move Overhead value stop", "no such option: 'Move Overhead'"),
+        ("setoption", "no such option: ''"),
+        ("setoption value 3", "no such option: ''"),
+        ("setoption name isready value uci", "no such option: 'isready'"),
+        ("ISREADY", "unknown command: 'ISREADY'"),
+        ("x" * 99_999, "unknown command: 'xxx"),
+        ("\ufeffgo", "unknown command: "),
+        ("go movetime", "go: movetime needs a number, not ''; it is ignored"),
+        ("go wtime btime 60000", "go: wtime needs a number, not ''; it is ignored"),
+        ("go perft", "go: 'perft' is unknown; it is ignored"),
+        ("go searchmoves e2e5 x", "searchmoves 'e2e5 x' cannot be played; all moves are allowed"),
+        ("go searchmoves e2e4 x", "searchmoves 'x' cannot be played; it is left out"),
+    ):
+        talk.send(line)
+        assert said in talk.until("info string")[-1] and talk.thread.is_alive(), line[:80]
+        if line.startswith("go"):
+            assert talk.until("bestmove")[-1] == "bestmove e2e4"
+    quiet = ("", "  ", "\t", "debug on", "register later", "ucinewgame", "stop", "ponderhit")
+    for line in quiet:
+        talk.send(line, "joho isready \r")
+        assert talk.until("readyok") == ["readyok"], line
+    talk.send("position startpos e2e4 e7e5")
+    assert "'e2e4 e7e5' is left out; moves begin with 'moves'" in talk.until("info string")[0]
 
 
 def test_at_the_end_of_the_input_the_model_finishes() -> None:
-    def slowly(fen: str) -> str:
-        time.sleep(0.2)
+    def slowly(give_up: Callable[[], bool]) -> str:
+        for _ in range(200):
+            if give_up():
+                raise Stopped
+            time.sleep(0.001)
         return OPENING
 
-    for line in ("go", "go infinite"):
-        ended = Conversation(Model(slowly))
+    for line in ("go", "go infinite", "go ponder wtime 60000 btime 60000"):
+        ended = Conversation(Model())
+        ended.engine._loaded = lambda to=ended.engine: lambda fen: reply(slowly(to._is_over))  # type: ignore[method-assign, misc]
         ended.send(line, None)
         assert ended.until("bestmove")[-1] == "bestmove e2e4"
         ended.thread.join(timeout=60)
@@ -228,6 +363,48 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
 atexit.register(lambda: pathlib.Path("loaded").write_text(" ".join(sorted(heavy & set(sys.modules)))))
 runpy.run_module("rookworld_rlvr.inference.uci", run_name="__main__")
 """
+
+
+def test_a_search_that_cannot_say_its_move_ends_the_engine() -> None:
+    def write(text: str) -> None:
+        raise OSError(errno.ENOSPC, "planted")
+
+    for lines in (["go"], ["go infinite", "stop"], ["go", "go"], ["go", "quit"]):
+        with pytest.raises(OSError, match="planted"):
+            Engine("made-up", Model().load, write).run(lines)
+
+
+MADE_UP = """
+import sys
+from rookworld_rlvr.common.terminal import show
+from rookworld_rlvr.inference.uci import Engine
+from tests.inference.answers import Model
+Engine("made-up", Model().load, show).run(sys.stdin)
+"""
+
+
+def test_python_chess_is_served_whatever_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    limit, board = chess.engine.Limit(time=60), chess.Board()
+    with chess.engine.SimpleEngine.popen_uci([sys.executable, "-c", MADE_UP], timeout=60) as ours:
+        for line in (
+            *("setoption name X value quit", "setoption", "joho", "position fen 8/8", "ponderhit"),
+            *(f"go movetime {'9' * 5000}", "stop", "position startpos moves e2e5", "\xff\x00"),
+        ):
+            ours.protocol.loop.call_soon_threadsafe(ours.protocol.send_line, line)
+        ours.ping()
+        assert ours.play(board, limit).move == chess.Move.from_uci("e2e4")
+        asked = [chess.Move.from_uci("a2a3")]
+        assert ours.play(board, limit, root_moves=asked).move == asked[0]
+        with ours.analysis(board) as infinite:
+            assert infinite.get()["pv"] == [chess.Move.from_uci("e2e4")]
+            infinite.stop()
+            assert infinite.wait().move == chess.Move.from_uci("e2e4")
+        mated = chess.Board("rnb1kbnr/pppp1ppp/8/4p3/6Pq/5P2/PPPPP2P/RNBQKBNR w KQkq - 1 3")
+        assert not ours.play(mated, limit).move
+        repaired = chess.Board("4k3/8/8/8/8/8/8/4K2R w KQkq e6 0 1")
+        assert repaired.is_legal(ours.play(repaired, limit).move or chess.Move.null())
+        ours.quit()
 
 
 @pytest.mark.slow

@@ -168,6 +168,7 @@ def test_bad_arguments_are_one_message(capsys: pytest.CaptureFixture[str]) -> No
         ("--model runs/nope", "--model: there is no folder 'runs/nope'"),
         ("--host 198.51.100.7", "taken, or not of this machine"),
         ("--space .", "is not empty; give another folder"),
+        ("--space /proc/space", "--space: cannot write to '/proc/space' (No such file"),
     ):
         assert main(line.split()) == 2
         assert said in capsys.readouterr().err
@@ -180,6 +181,13 @@ def test_boards_are_read_as_people_have_them() -> None:
         read_board("1. e4 e5 2. Nf6")
     with pytest.raises(RookWorldError, match="PGN: 'Sf3' is not standard notation"):
         read_board("1. e4 e5 2. Sf3")
+    for fen, said in (
+        ("4k3/8/8/8/8/8/8/4K3 w KQkq - 0 1", "castling rights without king and rook at home"),
+        ("4k3/8/8/8/8/8/8/4K3 w - e6 0 1", "an en passant square that no pawn has just passed"),
+    ):
+        for text in (fen, f'[FEN "{fen}"]\n\n1. Kd2 *'):
+            with pytest.raises(RookWorldError, match=said):
+                read_board(text)
     with pytest.raises(RookWorldError, match="PGN: it is of the variant 'Atomic'"):
         read_board('[Variant "Atomic"]\n\n1. e4 d5 2. exd5 *')
     assert [square_at(0.99, 0.99), square_at(0.01, 0.01, chess.BLACK)] == [chess.H1, chess.H1]
