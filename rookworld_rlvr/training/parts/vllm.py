@@ -116,8 +116,8 @@ class VLLM(Part):
         super().__init__(trainer)
         self._engine = engine = trainer.vllm_generation
         self._is_uncut = False  # whether rows are drawn from all tokens
-        asked = next(iter(trainer.train_dataset), {}).get("prompt", "")
-        if trainer.task_samplings is not None and not isinstance(asked, str):
+        first: dict[str, Any] = next(iter(trainer.train_dataset), {})
+        if trainer.task_samplings is not None and not isinstance(first.get("prompt", ""), str):
             raise RookWorldError(
                 "task_sampling: with use_vllm the task of a chat is not known when it is sampled; leave "
                 "either out, or give prompts as texts"
