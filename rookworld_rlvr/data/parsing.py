@@ -52,8 +52,32 @@ _WITHOUT_ROWS = (
 )
 
 
-# Four fields of a FEN, perhaps its clocks, then the name of an operation, such as ``bm``.
-_EPD = re.compile(r"\s*(?:[^\s+]+\s+){4}(?:[0-9]+\s+[0-9]+\s+)?[A-Za-z][^\s+;]*(?:[\s;]|$)")
+# Operations of EPD and of perft suites. Behind a position these names begin its operations, even if no
+# semicolon ends them. Other words without a semicolon may be the clocks of a broken FEN, as may single
+# letters; a name with a colon may be ``M:``, of a policy row that has lost its prefix.
+_OPCODES = (
+    "ac[dns]|[ab]m|ce|dm|draw_\\w+|eco|fmvn|hmvc|id|nic|noop|p[mv]|rc|resign|sm|tc\\w+|D[0-9]+"
+)
+
+
+# A FEN of four or six fields, and perhaps operations, of which only the beginning is checked.
+_POSITION = re.compile(
+    rf"""
+    \s* (?P<fields> [^\s+;]+ (?: \s+ [^\s+;]+ ){{3}} )
+    (?: \s+ (?P<clocks> [0-9]+ \s+ [0-9]+ ) (?=[\s;]|$) )?
+    (?: \s+ - (?=[\s;]|$) )*  # python-chess passes over a dash in the place of an operation
+    (?P<operations>
+        \s* ;.*
+        | \s+ (?: {_OPCODES} ) (?: [\s;].* )?
+        | \s+ [A-Za-z][^\s+;:]+ (?: \s*;.* | \s[^;]*;.* | \s+".* )
+    )?
+    \s*
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_LIST_SIGNS = str.maketrans(dict.fromkeys("[],'\"", " "))  # pandas writes "['e2e4', 'e7e5']"
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+_CLOCK = re.compile(r"\s*(?:-\s+)*(hmvc|fmvn)\s+([0-9]+)\s*")
 
 
 @dataclass
@@ -124,7 +148,7 @@ def _column_remedy(found: str) -> str:
 
 
 def _is_blank(text: Any) -> bool:
-    return isinstance(text, str) and not text.strip()
+    return isinstance(text, str) and not text.strip("\0").strip()
 
 
 def _cannot_load(name: str, error: Exception) -> RookWorldError:
@@ -154,7 +178,7 @@ def _open_dataset(args: SourceArguments) -> Any:
     if file.suffix.lower() == ".pgn":
         return pgn_positions(file)
     loader = sources.FILE_LOADERS[file.suffix.lower()]
-    options = {"encoding": encoding_of(file)} if loader in ("text", "csv") else {}
+    options = encoding_options(file) if loader in ("text", "csv") else {}
     if file.suffix.lower() == ".tsv":
         options["sep"] = "\t"
     return datasets.load_dataset(loader, data_files=str(file), split="train", **options)
@@ -174,7 +198,7 @@ def parse_rows(
         raws: See `parse_raw`.
         tasks: Make prompts of positions, see `asked_of`; without tasks these are malformed.
     """
-    for number, raw in enumerate(raws, 1):
+    for number, raw in enumerate(map(_without_nul, raws), 1):
         text = raw.get("text")
         if _is_blank(text):
             continue
@@ -196,6 +220,13 @@ def parse_rows(
             )
 
 
+def _without_nul(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A raw row without the NUL with which programs in C end their texts."""
+    return {
+        key: value.strip("\0") if isinstance(value, str) else value for key, value in raw.items()
+    }
+
+
 def _say_what_is_drawn(raw: Mapping[str, Any]) -> None:
     """Warn that moves are drawn, if a data set has columns but not those of the moves to ask about."""
     others = sorted(raw.keys() - {*sources.COLUMNS, "action_values"})
@@ -212,7 +243,9 @@ def _is_row(raw: Mapping[str, Any]) -> bool:
     In the operations of an EPD a ``+`` is a check, ``bm Qd1+;``.
     """
     text = raw.get("text") or raw.get("prompt")
-    return isinstance(text, str) and (("+" in text and not _EPD.match(text)) or _has_prefix(text))
+    return isinstance(text, str) and (
+        ("+" in text and not _POSITION.fullmatch(text)) or _has_prefix(text)
+    )
 
 
 def _has_prefix(text: str) -> bool:
@@ -242,6 +275,8 @@ def parse_raw(raw: Mapping[str, Any]) -> Row:
         text = f"{raw.get('prompt') or ''} {raw.get('completion') or ''}"
     if not isinstance(text, str):
         raise NotationError("the column does not hold text", str(text))
+    if "\ufffd" in text:
+        raise NotationError("a byte that is not UTF-8, read as U+FFFD", text)
     task = TASKS[task_of(text)]
     try:
         _, prompt, completion = split_row(text)
@@ -277,18 +312,23 @@ def _checked_values(fen: str, values: Any) -> list[dict[str, Any]]:
 def fen_of(text: str) -> str:
     """The FEN of a line that holds a FEN or an EPD.
 
+    Of the operations only the clocks ``hmvc`` and ``fmvn`` are read, so a fault in another does not cost
+    the position. Without clocks a position has ``0 1``.
+
     Raises:
         NotationError: python-chess cannot read it, or would change it, see `rules.check_fields`.
 
-    >>> fen_of('7k/8/8/8/8/8/8/K7 w - - bm Ka2; id "corner";')
+    >>> fen_of('7k/8/8/8/8/8/8/K7 w - - bm Ka2; hmvc 7; id "corner";')
+    '7k/8/8/8/8/8/8/K7 w - - 7 1'
+    >>> fen_of("7k/8/8/8/8/8/8/K7 w - - 0 1 ;D1 3 ;D2 9")
     '7k/8/8/8/8/8/8/K7 w - - 0 1'
     """
-    board, count = chess.Board(), len(text.split())
+    board, position = chess.Board(), _POSITION.fullmatch(text)
     try:
-        if count < 4:  # python-chess would fill in what is missing
+        if position:
+            board.set_fen(_with_clocks(**position.groupdict(default="")))
+        elif len(text.split()) < 4:  # python-chess would fill in what is missing
             raise ValueError("fewer than four fields")
-        if count == 4 or _EPD.match(text):
-            board.set_epd(text)
         else:
             board.set_fen(text)
     except ValueError as error:
@@ -300,6 +340,15 @@ def fen_of(text: str) -> str:
         raise NotationError(reason, f"{text} ({error})") from error
     rules.check_fields(board, text)
     return board.fen()
+
+
+def _with_clocks(fields: str, clocks: str, operations: str) -> str:
+    """A FEN of its first four fields, the clocks that may follow them, and those among operations."""
+    found = dict(zip(("hmvc", "fmvn"), clocks.split(), strict=False))
+    for operation in _STRING.sub(";", operations).split(";"):
+        if clock := _CLOCK.fullmatch(operation):
+            found[clock[1]] = clock[2]
+    return f"{fields} {found.get('hmvc', '0')} {found.get('fmvn', '1')}"
 
 
 def prompt_of(board: chess.Board, action: str) -> EnvironmentPrompt:
@@ -319,7 +368,8 @@ def pgn_positions(path: Path) -> Iterator[dict[str, Any]]:
         RookWorldError: No game has a move or a FEN.
     """
     number, has_rows = 0, False
-    with path.open(encoding=encoding_of(path), errors="replace") as file:
+    options = encoding_options(path)
+    with path.open(encoding=options["encoding"], errors="replace") as file:
         for number, text in enumerate(split_games(file), 1):
             try:
                 for row in game_positions(read_game(text)):
@@ -339,6 +389,32 @@ def encoding_of(file: Path) -> str:
     with file.open("rb") as opened:
         is_wide = opened.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     return "utf-16" if is_wide else "utf-8-sig"
+
+
+def encoding_options(file: Path) -> dict[str, str]:
+    """How datasets decodes a text file. Bytes that are not UTF-8 are replaced, and a warning says so.
+
+    Positions and RookWorld's rows are ASCII, so such bytes are mostly in names, which nothing reads. The
+    encoding is not guessed, as a wrong guess gives wrong letters. `parse_raw` refuses a row whose own
+    text has a replaced byte.
+    """
+    encoding = encoding_of(file)
+    if encoding == "utf-16":
+        return {"encoding": encoding}
+    try:
+        with file.open(encoding=encoding) as opened:
+            for _ in opened:
+                pass
+    except UnicodeDecodeError as error:
+        _LOGGER.warning(
+            "%s is not in UTF-8 (%s): bytes that cannot be read are replaced by U+FFFD. In names and "
+            "comments this does not matter; a row with such a byte is quarantined. If you need these "
+            "rows, save the file in UTF-8",
+            file,
+            error,
+        )
+        return {"encoding": encoding, "encoding_errors": "replace"}
+    return {"encoding": encoding}
 
 
 def game_positions(game: chess.pgn.Game) -> Iterator[dict[str, Any]]:
@@ -398,7 +474,9 @@ def _played(fen: str, action: Any, history: Any) -> tuple[str, tuple[str, ...]]:
     """The move to ask about, a random legal one if none is given, and the moves up to it."""
     if not isinstance(history, str | Sequence | None):
         raise NotationError("a history that is neither text nor a list of moves", str(history))
-    moves = history.replace(",", " ").split() if isinstance(history, str) else list(history or ())
+    moves = (
+        history.translate(_LIST_SIGNS).split() if isinstance(history, str) else list(history or ())
+    )
     if not (action or moves):
         if not (legal := rules.legal_moves(fen)):
             return "", ()

@@ -53,6 +53,7 @@ def test_an_empty_line_ends_a_game_only_behind_its_result_or_before_move_one(
     ("text", "word"),
     [
         ("1. e4 e5 2. Sf3 Sc6", "Sf3"),  # German
+        ("1. \ufffdf3 d5", "\ufffdf3"),  # a byte in the place of a figurine
         ("1. e4 e5 2. ♘f3 ♞c6", "♘f3"),
         ("1. e4 e5 2. \u041af3", "\u041af3"),  # Cyrillic
         ("1. e4 e5 2. nf3", "nf3"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import chess
 import chess.pgn
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -135,6 +136,99 @@ def test_epds_are_read_as_python_chess_reads_them(tmp_path: Path) -> None:
     assert [isinstance(row, dict) and row["fen"] for row in rows] == fens
 
 
+# Lines of engines' test suites and perft files, and EPDs of the same positions for python-chess.
+MATE, KINGS = "7k/8/8/8/8/8/8/KR6 w - -", "7k/8/8/8/8/8/8/K7 w - -"
+NEW = START.removesuffix(" 0 1")
+AS_FOUND = {
+    # Perft suites, and scores
+    f"{START} ;D1 20 ;D2 400": NEW,
+    f"{START}; D1 20; D2 400": NEW,
+    f"{NEW} 4 11 ; v=175": f"{NEW} hmvc 4; fmvn 11;",
+    f"{MATE} D1 13": MATE,
+    "r3k2r/8/8/8/3pP3/8/8/R3K2R b KQkq e3  0 1; D4 1": "r3k2r/8/8/8/3pP3/8/8/R3K2R b KQkq e3",
+    f"{START}; a name, a comment; another": NEW,
+    # Semicolons after the fields
+    f"{MATE} ; bm Rb8 + ; id BK.01": MATE,
+    f"{MATE}; am Ka2 + ? ; c1 diff=10": MATE,
+    f"{MATE};": MATE,
+    # Clocks before operations
+    f"{MATE} 0 1 bm b1b8": MATE,
+    f"{MATE} 3 40 bm Rb8+ dm 26": f"{MATE} hmvc 3; fmvn 40;",
+    f'{MATE} 3 40 bm Rb8+; id "x";': f"{MATE} hmvc 3; fmvn 40;",
+    # Operations that cannot be read
+    f"{MATE} id ?; bm Rb8+;": MATE,
+    f"{MATE} am Ra2?; hmvc 7; fmvn 30;": f"{MATE} hmvc 7; fmvn 30;",
+    f"{MATE} acn 1028 acd ; acn 1028; pv ; pm;": MATE,
+    f'{MATE} bm Qh8; id "WAC.114"; ce 547; pv Qh8 Rb9 hmvc': MATE,
+    f"{MATE} bm Rb9": MATE,
+    f"{MATE} fmvn ?; hmvc x; hmvc 7": f"{MATE} hmvc 7;",
+    f"{MATE} depth five; fmvn 9": f"{MATE} fmvn 9;",
+    f'{MATE} c0 "a; hmvc 7; \\"; fmvn 9;"; fmvn 8; bm ?': f"{MATE} fmvn 8;",
+    # A stray dash, as python-chess reads it
+    f'{MATE} - bm Rb8+; id "x";': f'{MATE} - bm Rb8+; id "x";',
+    f"{MATE} - -": f"{MATE} - -",
+    f"{MATE} dm 3; - hmvc 7": f"{MATE} dm 3; - hmvc 7",
+}
+
+
+def test_a_position_is_read_whatever_its_operations_are(tmp_path: Path) -> None:
+    board = chess.Board(None)
+    (tmp_path / "data.epd").write_text("\n".join(AS_FOUND))
+    rows = parsed_rows(RowArguments(str(tmp_path / "data.epd")), ["policy"])
+    for line, row in zip(AS_FOUND, rows, strict=True):
+        assert isinstance(row, dict), (line, row)
+        board.set_epd(AS_FOUND[line])
+        assert row["fen"] == board.fen(), line
+
+
+def test_a_wrong_clock_is_a_fault_and_rows_stay_rows() -> None:
+    for end in (
+        "x y",
+        "x 1",
+        "0 x",
+        "x y; bm Ka2;",
+        "0 x; bm Ka2;",
+        "0 1 x y",
+        "- 1",
+        "-1 1",
+        "nan nan",
+        "None 1",
+        "0 1 2",
+        "0.5 1",
+    ):
+        with pytest.raises(NotationError, match="neither a RookWorld row, a FEN nor an EPD"):
+            fen_of(f"{KINGS} {end}")
+    policy = f"{MATE} 0 1    M: b1b8 a1a2      E: 9.0 0.0      B: b1b8"
+    environment = f"{MATE} 0 1+b1b8+b1b8+1R5k/8/8/8/8/8/8/K7 b - - 1 1+0.001+0+0"
+    for text, said in (
+        (policy, "neither a RookWorld row"),  # its prefix is lost, and what it says is not dropped
+        (f"{policy};", "neither a RookWorld row"),
+        (f"P: {policy};", "not a move in UCI notation: 'b1b8;'"),
+        (f"A: {MATE} 0 1; bm Rb8+", "environment row"),
+        (f"{MATE} 0 1 + b1b8 +", "environment row"),
+        (f"{MATE} 0 1+b1b8;", "environment row"),
+    ):
+        (row,) = parse_rows([{"text": text}], ["policy"])
+        assert isinstance(row, Malformed) and said in row.message, (text, row)
+    for text in (environment, f"A: {environment}", f"P: {policy}"):
+        (row,) = parse_rows([{"text": text}], ["policy"])
+        assert isinstance(row, dict) and row["completion"], (text, row)
+
+
+def test_a_nul_at_the_end_of_a_line_is_passed_over(tmp_path: Path) -> None:
+    lines = f'{START}\0\n{START[:-4]} id "x"; bm\0\r\n\0\n# y\0\nP: {START}\0\n\0'
+    (tmp_path / "data.epd").write_text(lines)
+    (tmp_path / "data.csv").write_text(f"fen,who\n{START}\0,me\0\n")
+    for name in ("data.epd", "data.csv"):
+        rows = parsed_rows(RowArguments(str(tmp_path / name)), ["policy"])
+        fens = [row["fen"] for row in rows if isinstance(row, dict)]
+        assert fens == [START] * (3 if name == "data.epd" else 1)
+        assert [row.kind for row in rows if isinstance(row, Malformed)] in ([], ["comment"])
+    (tmp_path / "none.epd").write_text("\0\n")
+    with pytest.raises(RookWorldError, match="no rows"):
+        parsed_rows(RowArguments(str(tmp_path / "none.epd")), ["policy"])
+
+
 def test_comments_are_passed_over_and_counted(tmp_path: Path) -> None:
     fens = list(islice(opening_positions(5, 12), 60))
     comments = ["# Bratko+Kopec", '% 60 positions; id "x";', "  #"]
@@ -242,6 +336,19 @@ def test_moves_that_come_along_are_moves(tmp_path: Path) -> None:
     (row,) = asked_of({"fen": START, "history": "g1f3 g8f6 e2e4"}, ["environment"])
     assert row["prompt"].endswith("+e2e4+g1f3 g8f6 e2e4+")
     assert asked_of({"fen": START, "history": "g1f3,g8f6, e2e4"}, ["environment"]) == [row]
+    for as_text in (
+        "['g1f3', 'g8f6', 'e2e4']",
+        '["g1f3", "g8f6", "e2e4"]',
+        "['g1f3' 'g8f6' 'e2e4']",
+    ):
+        assert asked_of({"fen": START, "history": as_text}, ["environment"]) == [row]
+    file = tmp_path / "rows.csv"
+    pd.DataFrame({"fen": [START], "history": [["g1f3", "g8f6", "e2e4"]]}).to_csv(file, index=False)
+    (asked,) = parsed_rows(RowArguments(str(file)), ["environment"])
+    assert isinstance(asked, dict) and asked["prompt"] == row["prompt"]
+    assert asked_of({"fen": START, "action": "e2e4", "history": "[]"}, ["environment"]) == asked_of(
+        {"fen": START, "action": "e2e4"}, ["environment"]
+    )
     long = ["g1f3", "g8f6", "f3g1", "f6g8"] * 4 + ["e2e4"]
     for history in (long, " ".join(long)):
         (asked,) = parse_rows([{"fen": START, "history": history}], ["environment"])
@@ -306,10 +413,10 @@ def test_a_file_without_rows_and_a_folder_are_called_so(tmp_path: Path) -> None:
 def test_what_is_no_text_is_called_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     utf16 = json.dumps({"fen": START}).encode("utf-16")
     for name, content, said in (
-        ("a.csv", bytes(range(256)), "not text in UTF-8: save it in UTF-8"),
-        ("a.tsv", bytes(range(256)), "not text in UTF-8"),
-        ("a.epd", f'{START[:-4]} id "é";'.encode("latin-1"), "not text in UTF-8"),
-        ("a.txt", b"\x89PNG\r\n", "not text in UTF-8"),
+        ("a.csv", bytes(range(256)), "check what is in the file"),
+        ("a.tsv", bytes(range(256)), "check what is in the file"),
+        ("b.csv", b"\x89PNG\r\n\x1a\n", "no column 'text'"),
+        ("a.txt", START.encode("utf-16")[:-1], "not text in UTF-8: save it in UTF-8"),
         ("a.jsonl", utf16, "not text in UTF-8"),
         ("b.jsonl", b"\x89PNG\r\n", "check what is in the file"),
         ("a.parquet", b"\x89PNG\r\n" * 9, "not a parquet file.*check what is in the file"),
@@ -318,7 +425,42 @@ def test_what_is_no_text_is_called_so(tmp_path: Path, caplog: pytest.LogCaptureF
         with pytest.raises(RookWorldError, match=said) as caught:
             parsed_rows(RowArguments(str(tmp_path / name)), ["policy"])
         assert str(tmp_path / name) in str(caught.value) and "network" not in str(caught.value)
-    assert not caplog.text, "one message"
+    warnings = [record.getMessage() for record in caplog.records]
+    assert [line.partition(" ")[0][-5:] for line in warnings] == ["a.csv", "a.tsv", "b.csv"]
+
+
+def test_a_name_in_another_encoding_does_not_cost_its_position(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    epd, row = f'{START[:-4]} id "Réti";', f"P: {START}"
+    for name, text in (
+        ("a.epd", f"# Réti\n{epd}\n"),
+        ("b.fen", f"{epd}\n"),
+        ("c.txt", f"{epd}\n{row}\n"),
+        ("d.csv", f"fen,who\n{START},Réti\n"),
+        ("e.tsv", f"Spieler\tÉlo\tFEN\nRéti\t1\t{START}\n"),
+        ("f.pgn", '[White "Réti"]\n\n1. d4 *\n'),
+    ):
+        for encoding in ("utf-8", "cp1252"):
+            caplog.clear()
+            (tmp_path / name).write_bytes(text.encode(encoding))
+            rows = parsed_rows(RowArguments(str(tmp_path / name)), ["policy"])
+            fens = [row["fen"] for row in rows if isinstance(row, dict)]
+            assert fens == [START] * (2 if name == "c.txt" else 1), name
+            said = f"{name} is not in UTF-8" in caplog.text
+            assert said == (encoding == "cp1252") and len(caplog.records) == said
+
+
+def test_a_row_with_a_replaced_byte_is_quarantined(tmp_path: Path) -> None:
+    prompt = f"P: {START}"
+    for name, text in (
+        ("a.txt", f"{prompt} é\n{prompt}\n{START} é\n"),
+        ("b.csv", f"prompt,completion\n{prompt},é\n{prompt},\nF: é,\n"),
+    ):
+        (tmp_path / name).write_bytes(text.encode("latin-1"))
+        first, second, third = parsed_rows(RowArguments(str(tmp_path / name)), ["policy"])
+        assert isinstance(first, Malformed) and "not UTF-8, read as U+FFFD" in first.message
+        assert isinstance(second, dict) and isinstance(third, Malformed)
 
 
 def test_columns_are_named_in_any_case(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import heapq
 import logging
 import math
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain, islice, zip_longest
@@ -212,7 +213,7 @@ def solve(model: Answerer, puzzles: Sequence[Puzzle]) -> list[dict[str, float]]:
 # The file
 # --------------------------------------------------------------------------------------------------
 def read_puzzles(file: str, rows: int, seed: int) -> list[Puzzle]:
-    """Puzzles drawn from the database; rows that hold none are left out.
+    """Puzzles drawn from the database; rows that hold none, or have other columns, are left out.
 
     A row is drawn by its id: its place in the file does not matter, and a larger sample holds the
     smaller ones.
@@ -227,17 +228,28 @@ def read_puzzles(file: str, rows: int, seed: int) -> list[Puzzle]:
 
     Source: https://database.lichess.org/#puzzles
     """
+    # Not text: one byte that is not UTF-8 would refuse the whole file.
     options = csv.ConvertOptions(
-        include_columns=list(COLUMNS), column_types=dict.fromkeys(COLUMNS, pyarrow.string())
+        include_columns=list(COLUMNS), column_types=dict.fromkeys(COLUMNS, pyarrow.binary())
     )
+    ragged: Counter[int] = Counter()
+
+    def leave_out(row: csv.InvalidRow) -> str:
+        ragged[row.expected_columns] += 1
+        return "skip"
+
+    parsing = csv.ParseOptions(invalid_row_handler=leave_out)
     try:
-        with csv.open_csv(file, convert_options=options) as batches:
-            table = chain.from_iterable(batch.to_pylist() for batch in batches)
+        with csv.open_csv(file, parse_options=parsing, convert_options=options) as batches:
+            table = (_decoded(row) for batch in batches for row in batch.to_pylist())
             drawn = heapq.nsmallest(rows, table, key=lambda row: draw(f"{seed} {row['PuzzleId']}"))
     except (OSError, pyarrow.ArrowException) as error:
         raise SuiteUnavailableError(
             f"puzzles_file: {file!r} could not be read ({error}); {_WHAT_TO_GIVE}"
         ) from error
+    for columns, count in ragged.items():
+        said = "puzzles_file: rows with more or fewer than %d columns are left out: %d"
+        logger.warning(said, columns, count)
     found = [puzzle for puzzle in map(_puzzle, drawn) if puzzle is not None]
     if not found:
         raise SuiteUnavailableError(f"puzzles_file: {file!r} holds no puzzle; {_WHAT_TO_GIVE}")
@@ -245,6 +257,10 @@ def read_puzzles(file: str, rows: int, seed: int) -> list[Puzzle]:
         said = "puzzles_file: %d of %d rows hold no puzzle, and are left out"
         logger.warning(said, left_out, len(drawn))
     return found
+
+
+def _decoded(row: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: value.decode(errors="replace") for name, value in row.items()}
 
 
 def _puzzle(row: Mapping[str, str]) -> Puzzle | None:

@@ -11,7 +11,7 @@ from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
 from rookworld_rlvr.engine import EngineArguments
 from rookworld_rlvr.evaluation.registry import SuiteArguments
-from rookworld_rlvr.evaluation.suite import open_suites
+from rookworld_rlvr.evaluation.suite import SuiteUnavailableError, open_suites
 from rookworld_rlvr.evaluation.suites.policy import MateInOneSuite, PuzzlesSuite, read_puzzles
 from rookworld_rlvr.tasks import positions, rules
 
@@ -91,6 +91,22 @@ def test_rows_without_a_puzzle_are_left_out(tmp_path: Path) -> None:
     ]
     (puzzle,) = read_puzzles(write_rows(tmp_path / "rows.csv", rows), 100, 0)
     assert puzzle.name == "twice"
+
+
+def test_rows_of_another_form_cost_only_themselves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = read_puzzles(write_rows(tmp_path / "puzzles.csv"), 100, 0)
+    rows = [f"{ROWS[0]},too,many", *ROWS[:3], "too,few", *ROWS[3:], "", "one"]
+    assert read_puzzles(write_rows(tmp_path / "ragged.csv", rows), 100, 0) == plain
+    assert "more or fewer than 10 columns are left out: 3" in caplog.text
+    content = Path(
+        write_rows(tmp_path / "bytes.csv", [*ROWS, ROWS[0].replace("00008,r", "a,\u00e9")])
+    )
+    content.write_bytes(content.read_text(encoding="utf-8").encode("latin-1"))
+    assert read_puzzles(str(content), 100, 0) == plain
+    with pytest.raises(SuiteUnavailableError, match="holds no puzzle"):
+        read_puzzles(write_rows(tmp_path / "none.csv", ["only,one"]), 100, 0)
 
 
 def test_without_a_readable_file_the_suite_is_left_out(tmp_path: Path) -> None:
