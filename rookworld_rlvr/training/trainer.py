@@ -129,7 +129,9 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         heldout = kwargs.get("eval_dataset")
         if faults := heldout_faults(args, heldout):
             raise ConfigurationError(faults)
-        is_skipped = heldout is None and getattr(args, "eval_strategy", "no") != "no"
+        is_skipped = heldout is None and (
+            getattr(args, "eval_strategy", "no") != "no" or getattr(args, "eval_on_start", False)
+        )
         if is_skipped:
             args = without_evaluation(args)
         self.call: Call | None = None
@@ -368,7 +370,6 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     def _record_by_token(self, call: Call, inputs: Mapping[str, Any]) -> None:
         """Tally by token what TRL logs as a mean of micro-batches, of which some may be empty."""
         metrics, mask = self._metrics["train"], inputs["completion_mask"]
-        metrics.pop("policy_loss", None)  # `loss/policy`, in another unit
         for name in _BY_TOKEN & metrics.keys():
             (*earlier, mean) = metrics.pop(name)
             if earlier:  # an empty list would be logged
