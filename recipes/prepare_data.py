@@ -2,6 +2,7 @@
 
 rookworld prepare --config prepare_policy
 rookworld prepare --config prepare_policy --cluster local   # or slurm: many tasks
+rookworld prepare --config prepare_games                     # rows of games that it plays first
 
 If a run was stopped, start it again: it continues where it was.
 """
@@ -23,6 +24,8 @@ from rookworld_rlvr.data.prepare import (
     PrepareArguments,
     PrepareReport,
     data_card,
+    game_rows,
+    play_missing_games,
     read_rows,
     report_lines,
     write_labelled,
@@ -59,13 +62,21 @@ def main(argv: Sequence[str]) -> None:
     check_writable(output)
     was_there, quarantine_file = output.exists(), output.with_suffix(".quarantine.jsonl")
 
+    ################
+    # Games
+    ################
+    if args.takes_games:
+        check_writable(args.games_path, "games_file")
+        play_missing_games(args)
+
     if args.cluster is None:
         ################
         # One run
         ################
         report = PrepareReport()
         rows = read_rows(args, report, quarantine_file)
-        write_labelled(output, rows, args, report)
+        more = game_rows(args, report) if args.game_rows else ()
+        write_labelled(output, rows, args, report, more)
     else:
         ################
         # Many tasks
@@ -82,6 +93,8 @@ def main(argv: Sequence[str]) -> None:
     note = read_provenance(output)
     assert note is not None
     print("\n".join(report_lines(note["counts"])))
+    if args.takes_games:
+        print(f"games: {args.games_path}")
     print(f"written to {output}{', in place of an earlier file' if was_there else ''}")
     if args.cluster is None and quarantine_file.is_file():
         print(f"rows that are left out, with the reasons: {quarantine_file}")

@@ -38,6 +38,7 @@ from ..common.errors import RookWorldError
 from ..common.files import replace_text, write_json
 from ..common.progress import shown
 from . import prepare
+from .parquet import write_parquet
 from .prepare import PrepareArguments, PrepareReport
 from .sources import dataset_file, read_provenance
 
@@ -118,7 +119,7 @@ def join_parquet(
         batch for part in parts for batch in pq.ParquetFile(part).iter_batches(prepare.ROW_GROUP)
     )
     tables = (pa.Table.from_batches([batch]) for batch in batches)
-    prepare.write_parquet(path, pq.read_schema(parts[0]), tables, lambda: note)
+    write_parquet(path, pq.read_schema(parts[0]), tables, lambda: note)
 
 
 def _part(folder: Path, rank: int) -> Path:

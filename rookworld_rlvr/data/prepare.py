@@ -11,20 +11,21 @@ import json
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 from datasets import Dataset, Features, Value
 from datasets.arrow_writer import ArrowWriter
 
+from ..common.errors import RookWorldError
 from ..common.files import render
 from ..common.progress import Progress
 from ..common.settings import setting, with_default
@@ -35,8 +36,10 @@ from ..tasks.environment import ENVIRONMENT
 from ..tasks.policy import POLICY, parse_policy_answer, write_policy_answer, write_policy_prompt
 from ..tasks.registry import TASKS, join_row
 from ..tasks.types import EnvironmentPrompt, ValueSource, action_values_column, values_by_move
-from . import sources, synthesis
+from . import play, sources, synthesis
+from .games import GAME_SHARES, GameArguments, collect, environment_targets, policy_targets
 from .loading import made_rows
+from .parquet import write_parquet
 from .parsing import PositionArguments, parse_rows, quarantine, raw_rows
 from .sources import Malformed, Row, RowArguments
 
@@ -66,7 +69,7 @@ _WRITTEN = Features({"text": Value("string"), "action_values": sources.FEATURES[
 # Arguments
 # --------------------------------------------------------------------------------------------------
 @dataclass
-class PrepareArguments(PositionArguments, RowArguments, LabelArguments):
+class PrepareArguments(PositionArguments, RowArguments, LabelArguments, GameArguments):
     """The data set to make; see `RowArguments` for the rows that it is made from."""
 
     dataset_name: str = setting(
@@ -112,6 +115,11 @@ class PrepareArguments(PositionArguments, RowArguments, LabelArguments):
         None, "Upload the file and a data card to this data set on the Hub, owner/name."
     )
 
+    @property
+    def games_path(self) -> Path:
+        """The file of games."""
+        return Path(self.games_file or Path(self.output_file).with_suffix(".games.parquet"))
+
     def faults(self) -> list[str]:
         """Faults that only several keys together show, one sentence each."""
         faults = super().faults()
@@ -121,15 +129,43 @@ class PrepareArguments(PositionArguments, RowArguments, LabelArguments):
                 "such as --output_file rows.parquet"
             )
         made = self.synthetic_rows, self.synthetic_policy_rows, self.synthetic_fill_in_rows
-        if not (self.dataset_name or any(made)):
-            faults.append("dataset_name: missing, and no synthetic rows to make; give one of them")
-        if self.labels == "stored" and self.synthetic_policy_rows:
+        of_games = self.game_rows, self.game_policy_rows
+        if not (self.dataset_name or any(made) or any(of_games)):
             faults.append(
-                "labels: 'stored' leaves synthetic_policy_rows without answers; set labels: "
-                "stored_or_engine, or leave synthetic_policy_rows out"
+                "dataset_name: missing, and no synthetic rows or rows of games to make; give one of them"
             )
+        for name in ("synthetic_policy_rows", "game_policy_rows"):
+            if self.labels == "stored" and getattr(self, name):
+                faults.append(
+                    f"labels: 'stored' leaves {name} without answers; set labels: stored_or_engine, or "
+                    f"leave {name} out"
+                )
+        faults += self._game_faults()
         if self.hub_dataset_id is not None and self.hub_dataset_id.count("/") != 1:
             faults.append(f"hub_dataset_id: {self.hub_dataset_id!r} is not a Hub id (owner/name)")
+        return faults
+
+    def _game_faults(self) -> list[str]:
+        faults = []
+        if self.games and not self.takes_games:
+            faults.append("games: no rows to take of them; give game_rows or game_policy_rows")
+        if self.games_file and not self.games_file.endswith(".parquet"):
+            faults.append(f"games_file: {self.games_file!r} does not end in .parquet")
+        must_exist = self.takes_games and not self.games
+        if must_exist and self.output_file and not self.games_path.is_file():
+            faults.append(
+                f"games: none to play, and no file {str(self.games_path)!r} to read them from; give "
+                "games or games_file"
+            )
+        if self.game_policy_rows and self.random_game_share == 1:
+            faults.append(
+                "game_policy_rows: they are taken of games that the engine played, but "
+                "random_game_share is 1; give less"
+            )
+        if self.cluster and self.game_rows:
+            faults.append(
+                "game_rows: environment rows need no labels; make them in a run without cluster"
+            )
         return faults
 
 
@@ -144,6 +180,8 @@ class PrepareReport:
     searches: Counter[str] = field(default_factory=Counter)  # of the rows that need values
     repaired: Counter[str] = field(default_factory=Counter)  # rows by repair
     not_repairable: Counter[str] = field(default_factory=Counter)  # rows by repair that failed
+    games: Counter[str] = field(default_factory=Counter)  # rows of games by where they are from
+    game_rows: Counter[str] = field(default_factory=Counter)  # environment rows of games by kind
 
 
 def report_lines(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
@@ -195,7 +233,7 @@ def _rows(args: PrepareArguments, report: PrepareReport, quarantine_file: Path) 
 
 
 def _made_rows(args: PrepareArguments) -> Iterator[Row]:
-    """Synthetic rows of all tasks; a policy row has no answer yet."""
+    """Synthetic rows of all tasks, and policy rows of games; a policy row has no answer yet."""
     positions = synthesis.opening_positions(args.synthetic_seed, _POLICY_PLIES)
     seen: set[str] = set()
     with Progress("making policy rows", args.synthetic_policy_rows) as progress:
@@ -204,8 +242,22 @@ def _made_rows(args: PrepareArguments) -> Iterator[Row]:
             if (key := rules.position_key(fen)) not in seen:
                 seen.add(key)
                 progress.update()
-                yield POLICY.row(write_policy_prompt(fen), "", EnvironmentPrompt(fen))
+                yield _policy_row(fen)
+    yield from map(_policy_row, _game_positions(args))
     yield from made_rows(args)
+
+
+def _policy_row(fen: str) -> Row:
+    return POLICY.row(write_policy_prompt(fen), "", EnvironmentPrompt(fen))
+
+
+def _game_positions(args: PrepareArguments) -> Iterator[str]:
+    """FENs of positions of games."""
+    targets, seed = policy_targets(args.game_policy_rows), f"{args.synthetic_seed} policy"
+    with Progress("taking positions of games", args.game_policy_rows) as progress:
+        for batch in collect(args.games_path, targets, 0.0, seed, args.workers(), is_policy=True):
+            yield from (found.text for found in batch)
+            progress.update(len(batch))
 
 
 def _on_disk(rows: Iterable[Row], features: Features) -> Dataset:
@@ -228,10 +280,65 @@ def _first_of_equal(rows: Dataset) -> npt.NDArray[np.int64]:
 
 
 # --------------------------------------------------------------------------------------------------
+# Games
+# --------------------------------------------------------------------------------------------------
+def play_missing_games(args: PrepareArguments) -> None:
+    """Play the games that rows are taken of, unless their file is there.
+
+    Raises:
+        EngineError: No engine was found, or it fails at a game again and again.
+        RookWorldError: The file or its parts hold other games than those that are asked for.
+    """
+    path = args.games_path
+    if not path.exists():
+        asked = play.Play(args.synthetic_seed, args.games, args.random_game_share)
+        play.play_games(path, asked, args.engine_path, args.workers())
+        return
+    note = play.read_play(path)
+    given = {"synthetic_seed": "seed", "games": "games", "random_game_share": "random_share"}
+    other = [
+        f"{key} {note[name]}" for key, name in given.items() if note[name] != getattr(args, key)
+    ]
+    if args.games and other:
+        raise RookWorldError(
+            f"games_file: {str(path)!r} holds games with {', '.join(other)}; give the same, leave "
+            "`games` out to take rows of these games, or give another games_file"
+        )
+
+
+def game_rows(args: PrepareArguments, report: PrepareReport) -> Iterator[pa.Table]:
+    """The environment rows of games as they are written, block by block.
+
+    Args:
+        args: Which rows to take.
+        report: Counted into.
+
+    Raises:
+        RookWorldError: The games have fewer rows of a kind than were asked for.
+    """
+    shares: Any = args.game_shares or GAME_SHARES
+    share, seed = args.random_game_share, f"{args.synthetic_seed} environment"
+    targets = environment_targets(args.game_rows, shares, share)
+    report.game_rows.update({kind: 0 for kind in shares if shares[kind]})
+    with Progress("taking rows of games", args.game_rows) as progress:
+        for batch in collect(args.games_path, targets, share, seed, args.workers()):
+            report.games.update(found.source for found in batch)
+            report.game_rows.update(found.group[0] for found in batch)
+            report.rows["written"] += len(batch)
+            rows = [{"text": found.text, "action_values": None} for found in batch]
+            yield pa.Table.from_pylist(rows, _WRITTEN.arrow_schema)
+            progress.update(len(batch))
+
+
+# --------------------------------------------------------------------------------------------------
 # Labelling
 # --------------------------------------------------------------------------------------------------
 def write_labelled(
-    path: Path, rows: Dataset, args: PrepareArguments, report: PrepareReport
+    path: Path,
+    rows: Dataset,
+    args: PrepareArguments,
+    report: PrepareReport,
+    more: Iterable[pa.Table] = (),
 ) -> None:
     """Value the positions of rows, repair their answers, and write them with their provenance.
 
@@ -243,6 +350,7 @@ def write_labelled(
         rows: Of `read_rows`.
         args: Which repairs to make, which values to take, and whom to ask for them.
         report: Counted into.
+        more: Rows to write after them as they are, such as `game_rows`.
 
     Raises:
         EngineError: No engine was found, or it fails at position after position.
@@ -268,7 +376,10 @@ def write_labelled(
         report.rows.update({"written": 0, "policy rows without values": 0})
         source = None if labeller is None else labeller.source
         write_parquet(
-            path, _WRITTEN.arrow_schema, tables(), lambda: provenance(args, source, report)
+            path,
+            _WRITTEN.arrow_schema,
+            chain(tables(), more),
+            lambda: provenance(args, source, report),
         )
 
 
@@ -300,30 +411,6 @@ def _written(row: Row, args: PrepareArguments, report: PrepareReport) -> Row:
     return {"text": text, "action_values": row["action_values"]}
 
 
-def write_parquet(
-    path: Path,
-    schema: pa.Schema,
-    tables: Iterable[pa.Table],
-    provenance: Callable[[], Mapping[str, Any]],
-) -> None:
-    """Write rows to a file that appears only when it is complete.
-
-    Args:
-        path: The file; its folder is created.
-        schema: Columns of the rows.
-        tables: The rows; each table becomes a row group.
-        provenance: Where the rows come from and how they were made, as JSON can hold it. Called after
-            the last row.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    incomplete = path.with_name(f"{path.name}.incomplete")
-    with pq.ParquetWriter(incomplete, schema, compression="zstd") as writer:
-        for table in tables:
-            writer.write_table(table.cast(schema))
-        writer.add_key_value_metadata({sources.PROVENANCE_KEY: json.dumps(provenance())})
-    incomplete.replace(path)
-
-
 def provenance(
     args: PrepareArguments, source: ValueSource | None, report: PrepareReport
 ) -> dict[str, Any]:
@@ -336,6 +423,7 @@ def provenance(
         "engine": source and source.engine,
         "limit": source and source.limit,
         "date": datetime.now(UTC).date().isoformat(),
+        "games": play.read_play(args.games_path) if args.takes_games else None,
         "repairs": list(args.repairs),
         "counts": {group: dict(counts) for group, counts in vars(report).items()},
     }

@@ -166,7 +166,7 @@ def dataset_file(name: str) -> Path | None:
 
 
 def read_provenance(path: str | Path | None) -> dict[str, Any] | None:
-    """The provenance that `prepare.write_parquet` wrote; None for other files, and without a file."""
+    """The provenance that `parquet.write_parquet` wrote; None for other files, and without a file."""
     if path is None or Path(path).suffix != ".parquet":
         return None
     try:

@@ -65,7 +65,7 @@ def environment_prompts(
         "double_steps": lambda: step(_double_step, opening_plies),
         "special_moves": lambda: _special(rng),
         "game_ends": lambda: _game_end(rng),
-        "illegal_actions": lambda: step(_illegal_action, opening_plies if only_openings else 80),
+        "illegal_actions": lambda: step(illegal_action, opening_plies if only_openings else 80),
         "middle_games": lambda: step(_any_move, 8, 120),
     }
     names, weights = list(kinds), list(kinds.values())
@@ -275,8 +275,11 @@ def _double_step(rng: random.Random, board: chess.Board) -> str | None:
     return rng.choice(steps).uci() if steps else None
 
 
-def _illegal_action(rng: random.Random, board: chess.Board) -> str | None:
-    """Two in three are illegal moves, half of them of the mover's own piece; the rest is unreadable."""
+def illegal_action(rng: random.Random, board: chess.Board) -> str | None:
+    """An action that the rules refuse; None if what was tried is legal.
+
+    Two in three are illegal moves, half of them of the mover's own piece; the rest is unreadable.
+    """
     if rng.random() < 1 / 3:
         alphabet = string.ascii_lowercase + string.digits + "-#="
         text = "".join(rng.choices(alphabet, k=rng.randint(1, 6)))
@@ -285,7 +288,7 @@ def _illegal_action(rng: random.Random, board: chess.Board) -> str | None:
         start = rng.choice(own) if rng.random() < 0.5 else rng.randrange(64)
         target = rng.choice([square for square in range(64) if square != start])
         text = chess.Move(start, target).uci()
-    return text if rules.transition(board.fen(), text).truncated else None
+    return None if rules.legal_move(board, text) else text
 
 
 def _special(rng: random.Random) -> EnvironmentPrompt:
@@ -294,8 +297,8 @@ def _special(rng: random.Random) -> EnvironmentPrompt:
         (
             chess.Board.generate_castling_moves,  # legal moves only
             chess.Board.generate_legal_ep,
-            lambda board: (move for move in _promotions(board) if move.promotion == chess.QUEEN),
-            lambda board: (move for move in _promotions(board) if move.promotion != chess.QUEEN),
+            lambda board: (move for move in promotions(board) if move.promotion == chess.QUEEN),
+            lambda board: (move for move in promotions(board) if move.promotion != chess.QUEEN),
         )
     )
 
@@ -309,7 +312,8 @@ def _special(rng: random.Random) -> EnvironmentPrompt:
     return _until_found(game)
 
 
-def _promotions(board: chess.Board) -> Iterator[chess.Move]:
+def promotions(board: chess.Board) -> Iterator[chess.Move]:
+    """The legal moves that promote a pawn."""
     last = chess.BB_RANK_7 if board.turn else chess.BB_RANK_2
     pawns = board.pawns & board.occupied_co[board.turn] & last
     return board.generate_legal_moves(pawns) if pawns else iter(())

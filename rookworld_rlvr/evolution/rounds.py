@@ -20,8 +20,8 @@ from ..common.files import replace_text
 from ..common.settings import Checked, setting
 from ..common.stats import Estimate, Paired
 from ..data.loading import HELDOUT_SHARE, is_held_out, parsed_rows
+from ..data.parquet import write_parquet
 from ..data.parsing import prompt_of
-from ..data.prepare import write_parquet
 from ..data.sources import Malformed, Row, RowArguments, dataset_file, read_provenance
 from ..engine import EngineArguments
 from ..engine.labeller import Labeller

@@ -15,7 +15,7 @@ import pytest
 
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.data import prepare
-from rookworld_rlvr.data.prepare import write_parquet
+from rookworld_rlvr.data.parquet import write_parquet
 from rookworld_rlvr.data.sources import read_provenance
 
 from ..engines import valued, wait_until_valued
