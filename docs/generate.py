@@ -94,7 +94,12 @@ TOPICS: Mapping[str, Sequence[str]] = {
         "JudgeDataArguments",
         "RookWorldRewardConfig",
     ],
-    "Audit and preparation of data": ["AuditArguments", "PrepareArguments", "PositionArguments"],
+    "Audit and preparation of data": [
+        "AuditArguments",
+        "PrepareArguments",
+        "PositionArguments",
+        "GameArguments",
+    ],
     "Rounds": ["EvolveArguments"],
     "Export": ["ExportArguments"],
     "Sweeps and dashboards": ["SweepArguments", "TrainingDefaults", "WorkspaceArguments"],

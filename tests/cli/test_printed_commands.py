@@ -18,6 +18,7 @@ from ..support import REPOSITORY, recipe
 NOT_RUN = {
     "rookworld prepare --config prepare_policy": "reads seven million rows from the Hub",
     "rookworld prepare --config prepare_policy --cluster local": "the same",
+    "rookworld prepare --config prepare_games": "plays games for minutes",
     "rookworld audit --dataset_name jrahn/rookworld_7m --max_rows 100000": "reads from the Hub",
     "rookworld workspace --project rookworld-rlvr --entity you": "needs an account at W&B",
     "rookworld workspace --output_file workspace.json": "tests/recipes/test_wandb_workspace.py runs it",
