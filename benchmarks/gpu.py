@@ -41,6 +41,7 @@ RESERVED = 30.0
 """Seconds that are kept for what follows training, before a process is killed."""
 
 SIZES = ((8, 8), (32, 16))  # prompts x completions
+PHASES = ("sampling", "rewards", "update")
 RECIPES = ("grpo_mixed", "grpo_policy", "grpo_lora")
 
 Row = tuple[str, str]
@@ -360,35 +361,34 @@ def recipe_rows(
     counted = steps[WARM_UP : WARM_UP + TIMED]
     median = {
         key: statistics.median(step[key] for step in counted)
-        for key in counted[0]
-        if key == "step_time" or key in ("time/sampling", "time/rewards", "time/update")
+        for key in ("step_time", *(f"time/{phase}" for phase in PHASES))
     }
     yield f"{name}: step, s (median of {len(counted)})", shown(median["step_time"])
-    phases = {key.removeprefix("time/"): median[key] for key in median if key != "step_time"}
-    yield (
-        f"{name}: {', '.join(phases)}, s",
-        ", ".join(shown(seconds) for seconds in phases.values()),
-    )
+    seconds_of = ", ".join(shown(median[f"time/{phase}"]) for phase in PHASES)
+    yield f"{name}: {', '.join(PHASES)}, s", seconds_of
     seconds = sum(step["step_time"] for step in counted)
     tokens = counted[-1]["num_tokens"] - steps[WARM_UP - 1]["num_tokens"]
     yield f"{name}: tokens a second, prompts' too", shown(tokens / seconds)
     yield f"{name}: peak memory, GiB", shown(steps[-1]["peak_memory"])
     if profile is None:
         return
-    works, launches = (
-        {
-            phase: sum(part[what] for part in profile["parts"] if part["phase"] == phase)
-            for phase in ("sampling", "update")
-        }
-        for what in ("seconds", "launches")
-    )
-    whole = sum(works.values()) / profile["steps"] / median["step_time"]
-    sampling = works["sampling"] / profile["steps"] / median["time/sampling"]
-    yield f"{name}: share of the time in which the GPU works", f"{whole:.0%}"
-    yield f"{name}: the same, while sampling", f"{sampling:.0%}"
-    a_token = launches["sampling"] / profile["positions"]
-    yield f"{name}: launches a token, one of all rows", shown(a_token)
-    yield f"{name}: launches of the rest of a step", shown(launches["update"] / profile["steps"])
+    totals = {
+        (part["phase"], what): sum(
+            other[what] for other in profile["parts"] if other["phase"] == part["phase"]
+        )
+        for part in profile["parts"]
+        for what in ("seconds", "kernels", "launches")
+    }
+    sampling, update = totals["sampling", "seconds"], totals["update", "seconds"]
+    whole = (sampling + update) / profile["steps"] / median["step_time"]
+    yield f"{name}: share of a step in which the GPU works", f"{whole:.0%}"
+    whole = sampling / profile["steps"] / median["time/sampling"]
+    yield f"{name}: share of sampling in which it works", f"{whole:.0%}"
+    for what in ("kernels", "launches"):
+        a_token = totals["sampling", what] / profile["positions"]
+        yield f"{name}: {what} for a token of all rows", shown(a_token)
+        rest = totals["update", what] / profile["steps"]
+        yield f"{name}: {what} of a step's rest", shown(rest)
 
 
 if __name__ == "__main__":

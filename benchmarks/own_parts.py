@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from gpu import ENDS, LIMITED, PROFILE, PROFILED, RESERVED, TIMED, TRAINING_SECONDS, WARM_UP
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import DeviceType, ProfilerActivity, profile
 
 from rookworld_rlvr.training.parts.part import Call, Part
 
@@ -134,15 +134,17 @@ class Profile(Part):
 
 
 def work_of_gpu(rows: Iterable[Any]) -> dict[str, float]:
-    """Seconds that the GPU worked, and how often it was given work.
+    """Seconds that the GPU worked, its kernels, and how often it was given some: a graph has many.
 
     Args:
         rows: Of torch's profiler, one for each kernel and each call.
     """
-    rows = list(rows)
-    on_gpu = [row for row in rows if "CUDA" in str(row.device_type)]
+    rows = [row for row in rows if not row.is_user_annotation]
+    on_gpu = [row for row in rows if row.device_type != DeviceType.CPU]
+    kernels = [row for row in on_gpu if not row.key.startswith(("Memcpy", "Memset"))]
     calls = [row for row in rows if row not in on_gpu and "Launch" in row.key]
     return {
         "seconds": sum(row.self_device_time_total for row in on_gpu) / 1e6,
+        "kernels": sum(row.count for row in kernels),
         "launches": sum(row.count for row in calls),
     }

