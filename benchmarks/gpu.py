@@ -229,7 +229,7 @@ def parts(on_gpu: bool, small: bool, all_parts: bool, folder: Path) -> list[Part
         Part("weights", weights_words(small, folder), 60, lambda text: ()),
         mixed,
         step_part("step", size, ("plain", "ours"), [*model, *turns], folder),
-        step_part("static", size, ("static", "ours"), [*model, *turns], folder),
+        step_part("step beside a static cache", size, ("static", "ours"), [*model, *turns], folder),
         policy,
     ]
     if all_parts:
@@ -272,14 +272,15 @@ def tests_row(text: str) -> list[Row]:
 def step_part(
     title: str, size: tuple[int, int], kinds: Sequence[str], words: list[str], folder: Path
 ) -> Part:
-    """Seconds of a step of some kinds of trainers."""
+    """Seconds of a step of some kinds of trainers; `title` is what the table and the log call it."""
     prompts, completions = size
-    name = f"{title}_{prompts}x{completions}"
+    name = f"{title.replace(' ', '_')}_{prompts}x{completions}"
     output = folder / f"{name}.json"
+    shown_as = f"GRPO {title}, {prompts} x {completions}"
 
     def rows(_: str) -> Iterable[Row]:
         for phase, row in json.loads(output.read_text()).items():
-            yield f"GRPO step, {prompts} x {completions}: {phase}", compared(row)
+            yield f"{shown_as}: {phase}", compared(row)
 
     given = ["--prompts", str(prompts), "--completions", str(completions), "--output", str(output)]
     given += ["--kinds", *kinds]

