@@ -66,7 +66,6 @@ def main(argv: Sequence[str]) -> None:
     # Games
     ################
     if args.takes_games:
-        check_writable(args.games_path, "games_file")
         play_missing_games(args)
 
     if args.cluster is None:

@@ -14,11 +14,11 @@ Phases of a game, which decide the kind of an ordinary move:
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -480,7 +480,7 @@ def policy_targets(rows: int) -> dict[Group, int]:
 
 def _parts(whole: int, shares: Mapping[str, float]) -> dict[str, int]:
     """Whole numbers in the shares, which add up to `whole`."""
-    ends = [round(whole * end) for end in accumulate(shares.values())]
+    ends = [round(whole * end) for end in itertools.accumulate(shares.values())]
     return {kind: end - start for kind, start, end in zip(shares, [0, *ends], ends, strict=False)}
 
 
@@ -508,13 +508,15 @@ def collect(
     Raises:
         NoMoreRowsError: The games have fewer rows of a kind.
     """
-    games = pq.read_metadata(path).num_rows
     total = sum(targets.values())
+    if not total:
+        return
+    games = pq.read_metadata(path).num_rows
     count = max(1, min(games, total // _ROWS_IN_BLOCK))
     bounds = [games * number // count for number in range(count + 1)]
     taken: Counter[Group] = Counter()
     seen = _Seen()
-    for turn in range(total):
+    for turn in itertools.count():
         before = taken.total()
         missing = {group: need - taken[group] for group, need in targets.items()}
         blocks = [
@@ -541,8 +543,7 @@ def collect(
             if taken.total() == total:
                 return
         if taken.total() == before:
-            _check_enough(taken, dict(targets), games, games, 1.0)
-    assert taken.total() == total
+            _check_enough(taken, targets, games, games, 1.0)
 
 
 def _needs(missing: Mapping[Group, int], number: int, count: int, turn: int) -> dict[Group, int]:
@@ -597,8 +598,8 @@ class _Seen:
             taken[row.group] += 1
             kept.append(row)
         new = np.fromiter(chosen, np.uint64, len(chosen))
-        # Two sorted halves: a stable sort merges them.
-        self._digests = np.sort(np.concatenate([self._digests, np.sort(new)]), kind="stable")
+        self._digests = np.concatenate([self._digests, np.sort(new)])
+        self._digests.sort(kind="stable")  # of two sorted parts, this is a merger
         return kept
 
     def _have_come(self, digests: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:

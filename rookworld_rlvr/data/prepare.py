@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +25,7 @@ from datasets import Dataset, Features, Value
 from datasets.arrow_writer import ArrowWriter
 
 from ..common.errors import RookWorldError
-from ..common.files import render
+from ..common.files import check_writable, render
 from ..common.progress import Progress
 from ..common.settings import setting, with_default
 from ..engine.labeller import Labeller
@@ -151,6 +150,8 @@ class PrepareArguments(PositionArguments, RowArguments, LabelArguments, GameArgu
             faults.append("games: no rows to take of them; give game_rows or game_policy_rows")
         if self.games_file and not self.games_file.endswith(".parquet"):
             faults.append(f"games_file: {self.games_file!r} does not end in .parquet")
+        if self.games_file and self.games_file == self.output_file:
+            faults.append(f"games_file: {self.games_file!r} is output_file too; give another file")
         must_exist = self.takes_games and not self.games
         if must_exist and self.output_file and not self.games_path.is_file():
             faults.append(
@@ -291,6 +292,7 @@ def play_missing_games(args: PrepareArguments) -> None:
     """
     path = args.games_path
     if not path.exists():
+        check_writable(path, "games_file")
         asked = play.Play(args.synthetic_seed, args.games, args.random_game_share)
         play.play_games(path, asked, args.engine_path, args.workers())
         return
@@ -359,26 +361,25 @@ def write_labelled(
     needs_engine = args.labels != "stored" and any(
         map(_needs_values, rows.select_columns(["task", "action_values"]))
     )
-    with (
-        Labeller(args) if needs_engine else nullcontext() as labeller,
-        Progress("labelling", len(rows)) as progress,
-    ):
+    with Labeller(args) if needs_engine else nullcontext() as labeller:
 
         def tables() -> Iterator[pa.Table]:
-            for group in rows.with_format("arrow").iter(ROW_GROUP):
-                batch = group.to_pylist()
-                if labeller is not None:
-                    _value(batch, labeller, report)
-                written = [_written(row, args, report) for row in batch]
-                yield pa.Table.from_pylist(written, _WRITTEN.arrow_schema)
-                progress.update(len(batch))
+            with Progress("labelling", len(rows)) as progress:
+                for group in rows.with_format("arrow").iter(ROW_GROUP):
+                    batch = group.to_pylist()
+                    if labeller is not None:
+                        _value(batch, labeller, report)
+                    written = [_written(row, args, report) for row in batch]
+                    yield pa.Table.from_pylist(written, _WRITTEN.arrow_schema)
+                    progress.update(len(batch))
+            yield from more  # which has its own progress
 
         report.rows.update({"written": 0, "policy rows without values": 0})
         source = None if labeller is None else labeller.source
         write_parquet(
             path,
             _WRITTEN.arrow_schema,
-            chain(tables(), more),
+            tables(),
             lambda: provenance(args, source, report),
         )
 
@@ -423,7 +424,7 @@ def provenance(
         "engine": source and source.engine,
         "limit": source and source.limit,
         "date": datetime.now(UTC).date().isoformat(),
-        "games": play.read_play(args.games_path) if args.takes_games else None,
+        "games": sources.read_provenance(args.games_path) if args.takes_games else None,
         "repairs": list(args.repairs),
         "counts": {group: dict(counts) for group, counts in vars(report).items()},
     }

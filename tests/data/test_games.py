@@ -308,10 +308,15 @@ def test_a_file_of_games_needs_no_engine_and_must_be_the_one_that_is_asked_for(
         prepare(tmp_path, game_rows=100, games_file=tmp_path / "other.parquet")
 
 
-def test_random_games_alone_need_no_engine(tmp_path: Path) -> None:
+def test_random_games_alone_need_no_engine_and_each_stage_shows_its_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rookworld_rlvr.common.progress.LINE_EVERY_S", 0.0)
     alone = {"random_game_share": 1, "engine_path": "/nowhere/stockfish"}
     table = prepare(tmp_path, games=4, game_rows=50, **alone)
     assert len(table) == 50 and pq.read_metadata(tmp_path / "out.games.parquet").num_rows == 4
+    shown = capsys.readouterr().err
+    assert "playing games: 4 of 4" in shown and "taking rows of games: 50 of 50" in shown
 
 
 def test_faults_of_games_are_reported_together(tmp_path: Path) -> None:
@@ -334,8 +339,19 @@ def test_faults_of_games_are_reported_together(tmp_path: Path) -> None:
         "without cluster",
     ):
         assert len(re.findall(re.escape(words), faults)) == 1, faults
-    with pytest.raises(ConfigurationError, match="games: no rows to take of them"):
-        PrepareArguments(output_file="out.parquet", games=5, synthetic_rows=5)
+    for keys, words in (
+        ({"games": 5, "synthetic_rows": 5}, "games: no rows to take of them"),
+        (
+            {"games": 5, "game_rows": 5, "games_file": "out.parquet"},
+            "'out.parquet' is output_file too",
+        ),
+        (
+            {"games": 5, "game_rows": 5, "games_file": "games.txt"},
+            "'games.txt' does not end in .parquet",
+        ),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            PrepareArguments(output_file="out.parquet", **keys)  # type: ignore[arg-type]
 
 
 def test_a_run_that_is_stopped_while_it_takes_rows_leaves_no_file_and_makes_the_same(
