@@ -1,6 +1,6 @@
 """What a step takes on a GPU, beside plain TRL, and in what it takes the time.
 
-    make gpu                                          # in about two minutes
+    make gpu                                          # in at most 140 seconds
     make gpu ARGS=--all                               # tests, memory and LoRA too: under nine minutes
     python benchmarks/gpu.py --device cpu --small     # tries this script: a tiny model, few steps
 

