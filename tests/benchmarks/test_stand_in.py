@@ -48,7 +48,8 @@ def test_the_rule(of: dict[str, tuple[float, float]], said: str) -> None:
 
 def planned(tmp_path: Path) -> tuple[dict[str, Any], list[Any]]:
     """The recipes of all parts by name, and the parts."""
-    args = SimpleNamespace(device="cuda", small=False, seconds=None, tokenizer=tmp_path / "tokens")
+    where = {"tokenizer": tmp_path / "tokens", "factors": stand_in.FACTORS}
+    args = SimpleNamespace(device="cuda", small=False, seconds=None, **where)
     parts = [part for group in stand_in.groups(args, "rows.parquet", tmp_path) for part in group]
     return {path.stem: yaml.safe_load(path.read_text()) for path in tmp_path.glob("*.yaml")}, parts
 
