@@ -1,11 +1,12 @@
-"""All that needs a GPU, on one: tests, seconds and memory of a step, six steps of 124M recipes.
+"""What a step takes on a GPU, beside plain TRL, and in what it takes the time.
 
-    make gpu                                          # under nine minutes
-    python benchmarks/gpu.py --device cpu --small     # tries this script: a tiny model, a step each
+    make gpu                                          # in at most 140 seconds
+    make gpu ARGS=--all                               # tests, memory and LoRA too: under nine minutes
+    python benchmarks/gpu.py --device cpu --small     # tries this script: a tiny model, few steps
 
 It needs no network: the weights are random, in GPT-2 small's shape, with the packaged tokenizer and
-data. `runs/gpu.md` gets a table, and `runs/gpu/` the parts' output. It exits with 1 if a part failed or
-ran out of time, which the table says too, and with 2 if there is no GPU.
+data. `runs/gpu.md` gets a table after each part, and `runs/gpu/` the parts' output. It exits with 1 if a
+part failed or ran out of time, which the table says too, and with 2 if there is no GPU.
 """
 
 from __future__ import annotations
@@ -19,17 +20,28 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-SECONDS = 520.0
-"""For all parts together; a part that begins late gets what is left."""
+SECONDS, ALL_SECONDS, REHEARSAL_SECONDS = 140.0, 520.0, 1800.0
+"""For all parts together: the usual ones, with `--all`, without a GPU; the last ones get the rest."""
+
+# What `own_parts.py` does. A GPU's first steps load kernels and grow the memory's pools, so they are not
+# counted.
+WARM_UP, TIMED, PROFILED = 2, 3, 2  # steps
+PROFILE, LIMITED = "profile.json", "time_limit.json"  # in a run's folder
+TRAINING_SECONDS, ENDS = "TRAINING_SECONDS", "PROCESS_ENDS"  # variables of the environment
+RESERVED = 30.0
+"""Seconds that are kept for what follows training, before a process is killed."""
 
 SIZES = ((8, 8), (32, 16))  # prompts x completions
+PHASES = ("sampling", "rewards", "update")
 RECIPES = ("grpo_mixed", "grpo_policy", "grpo_lora")
 
 Row = tuple[str, str]
@@ -45,62 +57,107 @@ class Part:
         words: Words after ``python``.
         seconds: Its time limit.
         rows: The table's rows, from the text that the command printed.
+        environment: Variables for the command.
     """
 
     name: str
     words: list[str]
     seconds: float
     rows: Callable[[str], Iterable[Row]]
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--small", action="store_true", help="a tiny model, a step each")
-    parser.add_argument("--output", type=Path, default=Path("runs/gpu.md"))
+    add_options(parser, Path("runs/gpu.md"))
+    parser.add_argument("--all", action="store_true", help="all parts")
     parser.add_argument("--weights", type=Path, help=argparse.SUPPRESS)  # only make the model
     args = parser.parse_args()
     if args.weights:
         return write_weights("tiny" if args.small else "small", args.weights)
+    with tempfile.TemporaryDirectory() as folder:
+        found = parts(args.device == "cuda", args.small, args.all, Path(folder))
+        return run_and_write(args, [[part] for part in found], ALL_SECONDS if args.all else SECONDS)
+
+
+def add_options(parser: argparse.ArgumentParser, output: Path) -> None:
+    """Add the options that `run_and_write` reads, and ``--small``."""
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--small", action="store_true", help="a tiny model, a few steps")
+    parser.add_argument("--seconds", type=float, help="for all parts together")
+    parser.add_argument("--output", type=Path, default=output)
+
+
+def run_and_write(args: argparse.Namespace, groups: Iterable[Sequence[Part]], usual: float) -> int:
+    """Run parts, and write their table after each group of them; the exit code.
+
+    Args:
+        args: The options of `add_options`.
+        groups: The parts of a group run at the same time.
+        usual: Seconds for all together on a GPU, unless the options give others.
+    """
     on_gpu = args.device == "cuda"
     if on_gpu and (missing := what_is_missing()):
-        print(f"benchmarks/gpu.py: {missing}")
+        print(f"{Path(sys.argv[0]).name}: {missing}")
         return 2
-    logs = args.output.with_suffix("")
+    logs, on = args.output.with_suffix(""), card() if on_gpu else "none (CPU)"
     logs.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        rows, failed = run_all(parts(on_gpu, args.small, Path(folder)), logs, on_gpu)
-    args.output.write_text(table(rows, card() if on_gpu else "none (CPU)"))
+
+    def write(rows: Iterable[Row]) -> None:
+        args.output.write_text(table(rows, on))
+
+    seconds = args.seconds or (usual if on_gpu else REHEARSAL_SECONDS)
+    _, failed = run_all(groups, logs, seconds, on_gpu, write)
     print(args.output.read_text(), end="")
     return 1 if failed else 0
 
 
-def run_all(parts: Iterable[Part], logs: Path, on_gpu: bool = True) -> tuple[list[Row], bool]:
-    """The rows of all parts, and whether one failed; each part's output goes to a file in `logs`."""
+def run_all(
+    groups: Iterable[Sequence[Part]],
+    logs: Path,
+    seconds: float,
+    on_gpu: bool = True,
+    write: Callable[[list[Row]], None] = lambda rows: None,
+) -> tuple[list[Row], bool]:
+    """The rows of all parts, and whether one failed.
+
+    Args:
+        groups: The parts of a group run at the same time.
+        logs: A folder for each part's output.
+        seconds: For all together.
+        on_gpu: Whether the parts may use a GPU.
+        write: Called with the rows so far after each group.
+    """
     rows: list[Row] = []
     failed = False
-    ends = time.monotonic() + SECONDS
-    for part in parts:
-        print(f"{part.name} ...", flush=True)
-        log = logs / f"{part.name}.log"
-        began = time.monotonic()
-        fault = run(part, log, min(part.seconds, ends - began), on_gpu)
-        print(f"  {fault or 'done'}, {time.monotonic() - began:.0f} s", flush=True)
-        try:
-            rows += part.rows(log.read_text(errors="replace")) if not fault else ()
-        except (LookupError, OSError, ValueError) as error:
-            fault = f"its output could not be read ({error!r})"
-        if fault:
-            failed = True
-            rows.append((part.name, f"**failed**: {fault}; see {log}"))
+    ends = time.time() + seconds
+    for group in groups:
+        print(f"{', '.join(part.name for part in group)} ...", flush=True)
+        began = time.time()
+        with ThreadPoolExecutor(len(group)) as pool:
+            faults = list(pool.map(partial(run, logs=logs, ends=ends, on_gpu=on_gpu), group))
+        for part, fault in zip(group, faults, strict=True):
+            log = logs / f"{part.name}.log"
+            try:
+                rows += part.rows(log.read_text(errors="replace"))
+            except (LookupError, OSError, ValueError) as error:
+                fault = fault or f"its output could not be read ({error!r})"
+            if fault:
+                failed = True
+                rows.append((part.name, f"**failed**: {fault}; see {log}"))
+            print(f"  {part.name}: {fault or 'done'}, {time.time() - began:.0f} s", flush=True)
+        write(rows)
     return rows, failed
 
 
-def run(part: Part, log: Path, seconds: float, on_gpu: bool) -> str | None:
-    """Run a part; why it failed, or None."""
+def run(part: Part, logs: Path, ends: float, on_gpu: bool) -> str | None:
+    """Run a part until it is done, or its or all parts' time is up; why it failed, or None."""
+    log = logs / f"{part.name}.log"
+    seconds = min(part.seconds, ends - time.time())
     paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     environment |= {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "PYTHONWARNINGS": "ignore"}
+    environment |= {ENDS: str(time.time() + seconds), **part.environment}
     if not on_gpu:
         environment |= {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
     if seconds <= 0:
@@ -161,21 +218,33 @@ def card() -> str:
 # --------------------------------------------------------------------------------------------------
 # The parts
 # --------------------------------------------------------------------------------------------------
-def parts(on_gpu: bool, small: bool, folder: Path) -> list[Part]:
-    """All parts; what they write but for their output goes to `folder`."""
-    sizes = ((2, 4),) if small else SIZES
-    left_out = ("grpo_policy",) if small else ()  # it takes the same path as grpo_mixed
+def parts(on_gpu: bool, small: bool, all_parts: bool, folder: Path) -> list[Part]:
+    """The parts, the more telling ones first; what they write but for their output goes to `folder`."""
+    size = (2, 4) if small else SIZES[-1]
     model = ["--model", "tiny" if small else "small", "--new_tokens", "8" if small else "144"]
-    turns = ["--turns", "1", "--steps", "2"] if small else ["--turns", "3", "--steps", "3"]
+    turns = ["--turns", "1", "--steps", "2"] if small else ["--turns", "2", "--steps", "3"]
     tests = ["-m", "pytest", "-m", "gpu", "-q", "-o", "minversion=0", *marked_files()]
+    mixed, policy, lora = (recipe_part(name, on_gpu, small, folder) for name in RECIPES)
     found = [
-        Part("tests", tests if on_gpu else [*tests, "--collect-only"], 100, tests_row),
-        *(step_part(size, [*model, *turns], folder) for size in sizes),
-        memory_part(sizes[-1:], model, folder),  # a size takes over a minute
-        *(recipe_part(name, on_gpu, small, folder) for name in RECIPES if name not in left_out),
+        Part("weights", weights_words(small, folder), 60, lambda text: ()),
+        mixed,
+        step_part("step", size, ("plain", "ours"), [*model, *turns], folder),
+        step_part("step beside a static cache", size, ("static", "ours"), [*model, *turns], folder),
+        policy,
     ]
-    weights = [__file__, "--weights", str(folder / "model"), *(["--small"] if small else [])]
-    return [Part("weights", weights, 60, lambda text: ()), *found]
+    if all_parts:
+        found += [
+            lora,
+            Part("tests", tests if on_gpu else [*tests, "--collect-only"], 100, tests_row),
+            memory_part([size], model, folder),  # a size takes over a minute
+        ]
+        if not small:
+            found.append(step_part("step", SIZES[0], ("plain", "ours"), [*model, *turns], folder))
+    return found
+
+
+def weights_words(small: bool, folder: Path) -> list[str]:
+    return [__file__, "--weights", str(folder / "model"), *(["--small"] if small else [])]
 
 
 def write_weights(kind: str, folder: Path) -> int:
@@ -200,17 +269,21 @@ def tests_row(text: str) -> list[Row]:
     return [("tests marked gpu", text.splitlines()[-1].strip("= "))]
 
 
-def step_part(size: tuple[int, int], words: list[str], folder: Path) -> Part:
-    """Seconds of a step."""
+def step_part(
+    title: str, size: tuple[int, int], kinds: Sequence[str], words: list[str], folder: Path
+) -> Part:
+    """Seconds of a step of some kinds of trainers; `title` is what the table and the log call it."""
     prompts, completions = size
-    name = f"step_{prompts}x{completions}"
+    name = f"{title.replace(' ', '_')}_{prompts}x{completions}"
     output = folder / f"{name}.json"
+    shown_as = f"GRPO {title}, {prompts} x {completions}"
 
     def rows(_: str) -> Iterable[Row]:
         for phase, row in json.loads(output.read_text()).items():
-            yield f"GRPO step, {prompts} x {completions}: {phase}", compared(row)
+            yield f"{shown_as}: {phase}", compared(row)
 
     given = ["--prompts", str(prompts), "--completions", str(completions), "--output", str(output)]
+    given += ["--kinds", *kinds]
     return Part(name, ["benchmarks/grpo_step.py", *words, *given], 130, rows)
 
 
@@ -227,19 +300,15 @@ def memory_part(sizes: Iterable[tuple[int, int]], words: list[str], folder: Path
     return Part("memory", ["benchmarks/memory.py", *words, *given], 150, rows)
 
 
-def tokens_a_second(steps: list[dict[str, float]]) -> float:
-    """Of all steps but the first, which the warming up is part of; of one step, if there is no other."""
-    seconds = sum(step["step_time"] for step in steps[1:])
-    if not seconds:
-        return steps[0]["num_tokens"] / steps[0]["step_time"]
-    return (steps[-1]["num_tokens"] - steps[0]["num_tokens"]) / seconds
+TITLES = {"plain": "plain TRL", "static": "TRL with a static cache", "ours": "ours"}
 
 
 def compared(row: dict[str, Any]) -> str:
-    """The two trainers' numbers and their ratio; what is missing ran out of memory."""
-    plain, ours = row["plain"], row["ours"]
-    ratio = f" ({ours / plain:.2f} x)" if plain and ours else ""
-    return f"plain TRL {shown(plain)}, ours {shown(ours)}{ratio}"
+    """The trainers' numbers, and ours divided by the other's; what is missing ran out of memory."""
+    kinds = [kind for kind in TITLES if kind in row]
+    numbers = ", ".join(f"{TITLES[kind]} {shown(row[kind])}" for kind in kinds)
+    first, ours = row[kinds[0]], row["ours"]
+    return f"{numbers} ({ours / first:.2f} x)" if first and ours else numbers
 
 
 def shown(number: float | None) -> str:
@@ -250,7 +319,7 @@ def shown(number: float | None) -> str:
 
 def recipe_part(name: str, on_gpu: bool, small: bool, folder: Path) -> Part:
     """Steps of a recipe as it is, but for weights, data and the rows that are evaluated."""
-    steps = "1" if small else "6"
+    steps = str(WARM_UP + 1 if small else WARM_UP + TIMED + PROFILED)
     run = folder / name
     words = ["recipes/grpo.py", "--config", f"recipes/{name}.yaml", "--output_dir", str(run)]
     words += ["--model_name_or_path", str(folder / "model")]
@@ -258,23 +327,69 @@ def recipe_part(name: str, on_gpu: bool, small: bool, folder: Path) -> Part:
     words += ["--heldout_rows", "32", "--pass_samples", "0", "--max_steps", steps]
     words += ["--report_to", "none", "--save_only_model", "true"]
     words += ["--save_steps", steps, "--eval_steps", steps]
+    words += ["--parts_from", f"{REPOSITORY / 'benchmarks' / 'own_parts.py'}:Profile"]
     if small:
         words += ["--per_device_train_batch_size", "8", "--num_generations", "4"]
         words += ["--gradient_accumulation_steps", "1", "--max_completion_length", "8"]
+        words += ["--heldout_rows", "4"]
     if not on_gpu:
-        words += ["--bf16", "false", "--use_cpu", "--dataloader_pin_memory", "false"]
+        words += CPU_WORDS
 
     def rows(_: str) -> Iterable[Row]:
         states = run.glob("checkpoint-*/trainer_state.json")  # a guarded run has the start's, too
         state = max(states, key=lambda path: int(path.parent.name.split("-")[1]))
         logs = json.loads(state.read_text())["log_history"]
         steps = [log for log in logs if "step_time" in log]
-        seconds = [log["step_time"] for log in steps]
-        yield f"{name}: step, s (median of {len(seconds)})", shown(statistics.median(seconds))
-        yield f"{name}: tokens a second, prompts' too", shown(tokens_a_second(steps))
-        yield f"{name}: peak memory, GiB", shown(steps[-1]["peak_memory"])
+        profile = run / PROFILE
+        yield from recipe_rows(name, steps, json.loads(profile.read_text()) if on_gpu else None)
 
     return Part(name, words, 90, rows)
+
+
+CPU_WORDS = ["--bf16", "false", "--use_cpu", "--dataloader_pin_memory", "false"]
+
+
+def recipe_rows(
+    name: str, steps: Sequence[Mapping[str, float]], profile: Mapping[str, Any] | None
+) -> Iterable[Row]:
+    """The rows of a recipe.
+
+    Args:
+        name: The recipe's.
+        steps: The logs of all steps, of which those after the warming up are counted.
+        profile: What `own_parts.Profile` wrote; None without a GPU.
+    """
+    counted = steps[WARM_UP : WARM_UP + TIMED]
+    median = {
+        key: statistics.median(step[key] for step in counted)
+        for key in ("step_time", *(f"time/{phase}" for phase in PHASES))
+    }
+    yield f"{name}: step, s (median of {len(counted)})", shown(median["step_time"])
+    seconds_of = ", ".join(shown(median[f"time/{phase}"]) for phase in PHASES)
+    yield f"{name}: {', '.join(PHASES)}, s", seconds_of
+    seconds = sum(step["step_time"] for step in counted)
+    tokens = counted[-1]["num_tokens"] - steps[WARM_UP - 1]["num_tokens"]
+    yield f"{name}: tokens a second, prompts' too", shown(tokens / seconds)
+    yield f"{name}: peak memory, GiB", shown(steps[-1]["peak_memory"])
+    if profile is None:
+        return
+    totals = {
+        (part["phase"], what): sum(
+            other[what] for other in profile["parts"] if other["phase"] == part["phase"]
+        )
+        for part in profile["parts"]
+        for what in ("seconds", "kernels", "launches")
+    }
+    sampling, update = totals["sampling", "seconds"], totals["update", "seconds"]
+    whole = (sampling + update) / profile["steps"] / median["step_time"]
+    yield f"{name}: share of a step in which the GPU works", f"{whole:.0%}"
+    whole = sampling / profile["steps"] / median["time/sampling"]
+    yield f"{name}: share of sampling in which it works", f"{whole:.0%}"
+    for what in ("kernels", "launches"):
+        a_token = totals["sampling", what] / profile["positions"]
+        yield f"{name}: {what} for a token of all rows", shown(a_token)
+        rest = totals["update", what] / profile["steps"]
+        yield f"{name}: {what} of a step's rest", shown(rest)
 
 
 if __name__ == "__main__":

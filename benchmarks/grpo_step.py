@@ -3,6 +3,7 @@
     python benchmarks/grpo_step.py                  # the packaged model, 16 prompts x 8: four minutes
     python benchmarks/grpo_step.py --model small    # GPT-2 small's shape with random weights, 4 x 8
     python benchmarks/grpo_step.py --engine_reward  # plain TRL with a Stockfish search a completion
+    python benchmarks/grpo_step.py --kinds plain static ours  # and TRL with a cache of fixed size
 
 It prints the median over the turns of what a step's phases take, and the ratios. It exits with 1 if the
 prompts differ. Completions are sampled, so their lengths and rewards agree only on average: compare the
@@ -19,7 +20,7 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from typing import Any
 import chess
 import chess.engine
 import torch
-from step_trainers import KINDS, PHASES, add_work, trainer_of, work_of
+from step_trainers import KINDS, PHASES, TITLES, USUAL_KINDS, add_work, trainer_of, work_of
 
 from rookworld_rlvr.engine.pool import find_engine
 
@@ -38,16 +39,18 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4, help="of a turn; the first is left out")
     parser.add_argument("--engine_reward", action="store_true")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(USUAL_KINDS))
     parser.add_argument("--output", type=Path, help="a JSON file for the numbers")
     args = parser.parse_args()
     work = work_of(args)
     with tempfile.TemporaryDirectory() as folder, searched(args.engine_reward) as search:
-        rewards = {"plain": search, "ours": None}
         trainers = {
-            kind: trainer_of(kind, work, args.steps, Path(folder) / kind, rewards[kind])
-            for kind in KINDS
+            kind: trainer_of(
+                kind, work, args.steps, Path(folder) / kind, None if kind == "ours" else search
+            )
+            for kind in args.kinds
         }
-        turns: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
+        turns: dict[str, list[dict[str, float]]] = {kind: [] for kind in args.kinds}
         for _ in range(args.turns):
             for kind in list(trainers):
                 turn = taken(trainers[kind])
@@ -60,13 +63,13 @@ def main() -> int:
             if any(other != prompts[0] for other in prompts):
                 print("the prompts differ: this is not the same work")
                 return 1
-    numbers = summary(turns)
+            if args.output:  # after each turn, should the next one be cut short
+                args.output.write_text(json.dumps(summary(turns, args.kinds)))
     print(f"{work.prompts} x {work.completions}, {work.new_tokens} new tokens, {work.model}")
-    print(f"{'a step':<20}{'plain TRL':>12}{'ours':>12}{'ratio':>8}{'of turns':>16}")
-    for name, row in numbers.items():
-        print(line(name, row))
-    if args.output:
-        args.output.write_text(json.dumps(numbers))
+    titles = "".join(f"{TITLES[kind]:>14}" for kind in args.kinds)
+    print(f"{'a step':<20}{titles}{'ratio':>8}{'of turns':>16}")
+    for name, row in summary(turns, args.kinds).items():
+        print(line(name, row, args.kinds))
     return 0 if "ours" in turns else 1
 
 
@@ -88,24 +91,31 @@ def taken(trainer: Any) -> dict[str, float] | None:
     return {**means, "tokens a second": speed, "completion tokens": tokens, "mean reward": rewards}
 
 
-def summary(turns: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, Any]]:
-    """Of each number the medians, their ratio and the turns' ratios; None where memory ran out."""
+def summary(
+    turns: dict[str, list[dict[str, float]]], kinds: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Of each number the medians, None where memory ran out, and ours divided by the first kind's.
+
+    Args:
+        turns: What was taken, by kind; a kind whose memory ran out is missing.
+        kinds: All kinds.
+    """
     names = next(iter(turns.values()), [{}])[0]
     numbers: dict[str, dict[str, Any]] = {}
     for name in names:
         columns = {kind: [turn[name] for turn in taken] for kind, taken in turns.items()}
-        row: dict[str, Any] = dict.fromkeys(KINDS)
+        row: dict[str, Any] = dict.fromkeys(kinds)
         row |= {kind: statistics.median(column) for kind, column in columns.items()}
-        pairs = zip(columns["plain"], columns["ours"], strict=True) if len(turns) == 2 else ()
-        row["ratios"] = [ours / plain for plain, ours in pairs if plain]
-        row["ratio"] = row["ours"] / row["plain"] if row["ratios"] else None
+        first, ours = columns.get(kinds[0], ()), columns.get("ours", ())
+        row["ratios"] = [b / a for a, b in zip(first, ours, strict=False) if a]
+        row["ratio"] = row["ours"] / row[kinds[0]] if row["ratios"] else None
         numbers[name] = row
     return numbers
 
 
-def line(name: str, row: dict[str, Any]) -> str:
+def line(name: str, row: dict[str, Any], kinds: Sequence[str]) -> str:
     """A row of the table."""
-    cells = (f"{'-' if row[kind] is None else format(row[kind], '.4g'):>12}" for kind in KINDS)
+    cells = (f"{'-' if row[kind] is None else format(row[kind], '.4g'):>14}" for kind in kinds)
     text = f"{name:<20}{''.join(cells)}"
     if row["ratio"] is None:
         return text

@@ -24,7 +24,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from step_trainers import KINDS, add_work, trainer_of, work_of
+from step_trainers import KINDS, USUAL_KINDS, add_work, trainer_of, work_of
 from transformers import TrainerCallback
 
 MIB = 1 << 20
@@ -46,7 +46,7 @@ def main() -> int:
     parser.add_argument("--sizes", nargs="+", help="prompts x completions, such as 8x8")
     parser.add_argument("--growth", action="store_true")
     parser.add_argument("--steps", type=int, help="3, with --growth 200")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(USUAL_KINDS))
     parser.add_argument("--output", type=Path, help="a JSON file for the numbers")
     parser.add_argument("--here", choices=KINDS, help=argparse.SUPPRESS)  # in this process
     args = parser.parse_args()

@@ -187,11 +187,17 @@ class Plain(Timed, GRPOTrainer):  # type: ignore[misc]
     """TRL's trainer."""
 
 
+class Static(Plain):
+    """TRL's trainer with a cache of fixed size, with which `generate` compiles the model on a GPU."""
+
+
 class Ours(Timed, RookWorldGRPOTrainer):
     """This package's trainer."""
 
 
-KINDS: dict[str, type[Any]] = {"plain": Plain, "ours": Ours}
+KINDS: dict[str, type[Any]] = {"plain": Plain, "static": Static, "ours": Ours}
+USUAL_KINDS = ("plain", "ours")
+TITLES = {"plain": "plain TRL", "static": "TRL, static", "ours": "ours"}
 
 
 def trainer_of(kind: str, work: Work, steps: int, folder: Path, reward: Any = None) -> Any:
@@ -235,6 +241,8 @@ def trainer_of(kind: str, work: Work, steps: int, folder: Path, reward: Any = No
         "log_completions": False,
         "remove_unused_columns": False,
     }
+    if kind == "static":
+        config["cache_implementation"] = "static"
     if kind == "ours":
         config |= {"rewards": rewards, "preflight": False, "load_best_model_at_end": False}
     trainer = KINDS[kind](
