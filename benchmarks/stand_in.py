@@ -72,7 +72,7 @@ SHAPES = {
     "small": {"n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024},  # GPT-2 small's
     "tiny": {"n_layer": 2, "n_embd": 64, "n_head": 2, "n_positions": 512},
 }
-ROWS, TOKENIZER = "data/games.parquet", Path("data/package")
+ROWS, TOKENIZER = "data/game_rows.parquet", Path("data/package")
 PACKAGED_ROWS = "rookworld-nano-openings"
 FEW_ROWS = {"max_rows": 300, "synthetic_rows": 300}  # the packaged ones are policy rows
 MOST = 60.0
