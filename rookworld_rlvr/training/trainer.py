@@ -277,11 +277,16 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     # Scoring
     # --------------------------------------------------------------------------------------------
     def _get_per_token_logps_and_entropies(
-        self, model: Any, ids: torch.Tensor, mask: torch.Tensor, length: int, **kwargs: Any
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        **kwargs: Any,
     ) -> Scores:
         """Score rows as the parts have them, each at its temperature; keep the scores."""
         call = self.call or Call()
-        asked = [Rows(ids, mask, length, call.temperatures)]
+        asked = [Rows(input_ids, attention_mask, logits_to_keep, call.temperatures)]
         for part in self.parts.values():
             asked.append(part.before_scoring(call, asked[-1]))
         with self.phase("reference") if call.inputs is None else nullcontext():
