@@ -33,8 +33,8 @@ _OF_A_FILE = (
 def message_of(error: Exception) -> str | None:
     """What to say of bad input, and of a file that cannot be read or written; None for other errors.
 
-    >>> message_of(PermissionError(errno.EACCES, "Permission denied", "/root/rows.parquet"))
-    "cannot use '/root/rows.parquet' (Permission denied); give another path, or mend this one"
+    >>> message_of(PermissionError(errno.EACCES, "Permission denied", "/srv/rows.parquet"))
+    "cannot use '/srv/rows.parquet' (Permission denied); give another path, or mend this one"
     >>> message_of(OSError(errno.ENOSPC, "No space left on device"))
     'the disk is full ([Errno 28] No space left on device); free some space'
     """
