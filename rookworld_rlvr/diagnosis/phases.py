@@ -424,8 +424,8 @@ def measurements(
             "drift": (later["drift"], ""),
             "kl_share": (share, " or its gradient, one step later"),
         }
-        if "kl" in later:
-            noted |= {"kl": (later["kl"], ""), "kl_share_of_loss": (later["kl/share_of_loss"], "")}
+        of_kl = {"kl": "kl", "kl_share_of_loss": "kl/share_of_loss"}  # no share of a loss of 0
+        noted |= {name: (later[metric], "") for name, metric in of_kl.items() if metric in later}
     rewards = [entry.get("reward", math.nan) for entry in record["log_history"]]
     if (quarter := len(rewards) // 4) >= _FEWEST_REPETITIONS // 4:
         rise = (sum(rewards[-quarter:]) - sum(rewards[:quarter])) / quarter
