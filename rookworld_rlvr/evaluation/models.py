@@ -86,9 +86,10 @@ class LanguageModel(Answerer):
     def _answered(
         self, prompts: Sequence[str], answer: Callable[..., list[Any]], title: str, each: int = 1
     ) -> list[Any]:
-        unique = list(dict.fromkeys(prompts))
-        answers = dict(zip(unique, shared(unique, answer, title, each), strict=True))
-        return [answers[prompt] for prompt in prompts]
+        unique = {str(prompt): prompt for prompt in prompts}  # a trainer's may be chats
+        found = shared(list(unique.values()), answer, title, each)
+        answers = dict(zip(unique, found, strict=True))
+        return [answers[str(prompt)] for prompt in prompts]
 
 
 class RandomMover(Answerer):

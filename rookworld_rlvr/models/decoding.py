@@ -41,6 +41,7 @@ from transformers.pytorch_utils import Conv1D
 from ..common.errors import RookWorldError
 from ..common.progress import Progress
 from ..tasks.task import Sampling
+from ..tasks.text import shown_text
 from .gpt2 import position_ids_from_mask
 from .loading import room_after
 
@@ -154,7 +155,7 @@ def _seeds(prompts: Sequence[Any], seed: int) -> list[int]:
     """A seed for each prompt; one that appears again has another."""
     seen: Counter[str] = Counter()
     seeds = []
-    for prompt in map(str, prompts):
+    for prompt in map(shown_text, prompts):
         again = f" {seen[prompt]}" if seen[prompt] else ""
         digest = hashlib.sha256(f"{seed}{again} {prompt}".encode()).digest()
         seeds.append(int.from_bytes(digest[:8], "big") >> 1)

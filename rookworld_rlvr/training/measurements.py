@@ -25,7 +25,7 @@ from ..evaluation.pass_at_k import (
 )
 from ..models.decoding import ANSWER_TOKENS, Decoding, complete, shared
 from ..tasks.metrics import evaluate_completions
-from ..tasks.registry import TASKS, is_right
+from ..tasks.registry import TASKS, asked, is_right, row_task
 from ..tasks.types import values_by_move
 from .parts.sampling import answering, decode, is_sharded
 from .results import HELDOUT_PASS
@@ -53,11 +53,12 @@ def sample_heldout(trainer: Any, rows: Dataset, greedy: Sequence[str]) -> dict[s
     count = trainer.args.pass_samples
     policy = LanguageModel(f"pass@{count}", partial(decode, trainer))
     scored = [_is_right(row, text) for row, text in zip(rows, greedy, strict=True)]
+    tasks = list(map(row_task, rows))
     found = {}
     for task in TASKS:
         places = [
             place
-            for place, its_task in enumerate(rows["task"])
+            for place, its_task in enumerate(tasks)
             if its_task == task and scored[place] is not None
         ]
         if not places:
@@ -89,7 +90,9 @@ def evenly(places: Sequence[int], most: int) -> list[int]:
 
 
 def _is_right(row: Mapping[str, Any], completion: str) -> bool | None:
-    return is_right(row["prompt"], completion, values_by_move(row["action_values"]))
+    if row_task(row) is None:
+        return None
+    return is_right(asked(row), completion, values_by_move(row.get("action_values")))
 
 
 def measure_pass(trainer: Any, rows: Dataset, when: str) -> dict[str, float]:

@@ -30,7 +30,7 @@ def chats(rows: Dataset) -> Dataset:
 @pytest.mark.parametrize(
     "keys",
     [
-        {},
+        {"pass_samples": 2},
         {"zero_variance": "teach", "sft_coef": 0.1, "sft_extra": 1},
         {"zero_variance": "resample", "task_sampling": {"policy": {"temperature": 0.7}}},
         {"expected_score_coef": 1.0, "moves_extra": 1, "keep_coef": 1.0, "beta": 0.01}
@@ -61,6 +61,7 @@ def test_a_chat_that_is_written_as_its_text_trains_as_the_text(
         )
         trainer.train()
         found = {name: result.value for name, result in trainer.heldout.results.items()}
+        found |= {f"pass/{task}": counts for task, counts in trainer.heldout.right.items()}
         ends.append((found, [w.detach() for w in trainer.model.parameters()]))
     (of_texts, texts), (of_chats, said) = ends
     assert of_texts == of_chats and {"environment/format", "policy/format"} <= of_texts.keys()
