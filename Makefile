@@ -50,14 +50,14 @@ canary: ## Run the trainer's tests against the newest TRL and transformers, in a
 	.venv-canary/bin/python -m pip install -q -e '.[dev]'
 	.venv-canary/bin/python -m pip install -q --upgrade trl transformers  # whatever pyproject.toml pins
 	OMP_NUM_THREADS=1 .venv-canary/bin/python -m pytest -m "not slow and not gpu" tests/training $(ARGS)
-	OMP_NUM_THREADS=1 .venv-canary/bin/python -m pytest -m slow tests/training/parts/test_groups.py
+	OMP_NUM_THREADS=1 .venv-canary/bin/python -m pytest -m slow tests/training/test_rollouts.py
 
 oldest: ## Run the tests of training, models and evaluation with the oldest versions allowed
 	test -d .venv-oldest || $(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install -q -c constraints-oldest.txt torch
 	.venv-oldest/bin/python -m pip install -q -c constraints-oldest.txt -e '.[dev]'
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -m "not slow and not gpu" tests/training tests/models tests/evaluation $(ARGS)
-	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -m slow tests/training/parts/test_groups.py tests/models
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -m slow tests/training/test_rollouts.py tests/models
 
 gpu: ## On one GPU, take a GRPO step apart and compare it with TRL's, in 140 seconds; ARGS=--all does more
 	$(GPU_PYTHON) benchmarks/gpu.py $(ARGS)

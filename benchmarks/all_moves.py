@@ -61,7 +61,8 @@ class Moves:
 
     def logps(self) -> list[torch.Tensor]:
         """Log-probs of each position's legal moves, and of anything else."""
-        legal = choice_logps(self._network, self._contexts, self._choices)
+        heats = [1.0] * len(self._contexts)
+        legal = choice_logps(self._network, self._contexts, self._choices, heats)
         return [
             torch.cat([p, torch.log1p(-p.exp().sum().clamp(max=1 - 1e-6))[None]]) for p in legal
         ]
@@ -71,8 +72,8 @@ class Moves:
     ) -> torch.Tensor:
         """Of the weighted log-probs, mean of positions, as one vector."""
         total = torch.stack([(p * w).sum() for p, w in zip(logps, weights, strict=True)]).mean()
-        parts = torch.autograd.grad(total, list(self._network.parameters()), retain_graph=True)
-        return torch.cat([part.flatten() for part in parts])
+        found = torch.autograd.grad(total, list(self._network.parameters()), retain_graph=True)
+        return torch.cat([gradient.flatten() for gradient in found])
 
     def variance(self, samples: int) -> float:
         """Mean squared distance of sampled gradients from the exact one, in squares of its length."""

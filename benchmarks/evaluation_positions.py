@@ -63,7 +63,7 @@ def environment_rows() -> Iterator[str]:
     return (join_row(row["prompt"], row["completion"]) for row in rows)
 
 
-def phase_positions(seed: int, phase: positions.Phase) -> Iterator[str]:
+def phase_positions(seed: int, phase: positions.GamePhase) -> Iterator[str]:
     """An endless stream of FENs of a phase, one from each game, without finished games.
 
     Moves are random. If a capture is possible, one is played half of the time, so that games end.

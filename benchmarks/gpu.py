@@ -32,8 +32,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 SECONDS, ALL_SECONDS, REHEARSAL_SECONDS = 140.0, 520.0, 1800.0
 """For all parts together: the usual ones, with `--all`, without a GPU; the last ones get the rest."""
 
-# What `own_parts.py` does. A GPU's first steps load kernels and grow the memory's pools, so they are not
-# counted.
+# What `own_trainers.py` does. A GPU's first steps load kernels and grow the memory's pools, so they
+# are not counted.
 WARM_UP, TIMED, PROFILED = 2, 3, 2  # steps
 PROFILE, LIMITED = "profile.json", "time_limit.json"  # in a run's folder
 TRAINING_SECONDS, ENDS = "TRAINING_SECONDS", "PROCESS_ENDS"  # variables of the environment
@@ -327,7 +327,7 @@ def recipe_part(name: str, on_gpu: bool, small: bool, folder: Path) -> Part:
     words += ["--heldout_rows", "32", "--pass_samples", "0", "--max_steps", steps]
     words += ["--report_to", "none", "--save_only_model", "true"]
     words += ["--save_steps", steps, "--eval_steps", steps]
-    words += ["--parts_from", f"{REPOSITORY / 'benchmarks' / 'own_parts.py'}:Profile"]
+    words += ["--trainer_from", f"{REPOSITORY / 'benchmarks' / 'own_trainers.py'}:Profiled"]
     if small:
         words += ["--per_device_train_batch_size", "8", "--num_generations", "4"]
         words += ["--gradient_accumulation_steps", "1", "--max_completion_length", "8"]
@@ -357,7 +357,7 @@ def recipe_rows(
     Args:
         name: The recipe's.
         steps: The logs of all steps, of which those after the warming up are counted.
-        profile: What `own_parts.Profile` wrote; None without a GPU.
+        profile: What `own_trainers.Profiled` wrote; None without a GPU.
     """
     counted = steps[WARM_UP : WARM_UP + TIMED]
     median = {

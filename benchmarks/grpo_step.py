@@ -59,7 +59,7 @@ def main() -> int:
                     del trainers[kind], turns[kind]
                 else:
                     turns[kind].append(turn)
-            prompts = [trainer.clock.prompts for trainer in trainers.values()]
+            prompts = [trainer.stopwatch.prompts for trainer in trainers.values()]
             if any(other != prompts[0] for other in prompts):
                 print("the prompts differ: this is not the same work")
                 return 1
@@ -75,7 +75,7 @@ def main() -> int:
 
 def taken(trainer: Any) -> dict[str, float] | None:
     """The means of a turn's steps but the first; None if the device ran out of memory."""
-    trainer.clock.clear()
+    trainer.stopwatch.clear()
     try:
         trainer.train()
     except torch.OutOfMemoryError:
@@ -83,10 +83,10 @@ def taken(trainer: Any) -> dict[str, float] | None:
     finally:
         gc.collect()
         torch.cuda.empty_cache()  # the other trainer's turn is next
-    clock = trainer.clock
-    steps = clock.seconds[1:]
+    noted = trainer.stopwatch
+    steps = noted.seconds[1:]
     means = {f"{phase}, s": statistics.fmean(step[phase] for step in steps) for phase in PHASES}
-    tokens, rewards = statistics.fmean(clock.tokens[1:]), statistics.fmean(clock.rewards[1:])
+    tokens, rewards = statistics.fmean(noted.tokens[1:]), statistics.fmean(noted.rewards[1:])
     speed = tokens / means["step, s"]
     return {**means, "tokens a second": speed, "completion tokens": tokens, "mean reward": rewards}
 

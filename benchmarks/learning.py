@@ -43,7 +43,7 @@ from rookworld_rlvr.evaluation.pass_at_k import RightCounts
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import complete, complete_ids
 from rookworld_rlvr.tasks.metrics import evaluate_completions
-from rookworld_rlvr.training.parts.teaching import right
+from rookworld_rlvr.training.terms.right_answers import right
 
 RECIPES = REPOSITORY / "recipes"
 Options = Mapping[str, Any]

@@ -62,10 +62,10 @@ def measure(kind: type[GRPOTrainer], rows: object, folder: str) -> Parity:
         processing_class=loading.load_tokenizer(loading.PACKAGED_MODEL),
     )
 
-    def log_probs(network: Any, ids: Any, mask: Any, length: int, _: Any) -> Any:
-        return trainer._get_per_token_logps_and_entropies(network, ids, mask, length)
+    def score(network: Any, rows: Any) -> Any:
+        return trainer._get_per_token_logps_and_entropies(network, *rows[:3])
 
-    return measure_parity(trainer, mixed_length_prompts(trainer), log_probs=log_probs)
+    return measure_parity(trainer, mixed_length_prompts(trainer), score=score)
 
 
 if __name__ == "__main__":

@@ -191,7 +191,7 @@ def grpo_part(
         "max_steps": 1_000_000,  # the time ends it
         "eval_strategy": "no",  # before and after training it is measured in any case
         "save_strategy": "no",
-        "parts_from": [f"{REPOSITORY / 'benchmarks' / 'own_parts.py'}:TimeLimit"],
+        "trainer_from": f"{REPOSITORY / 'benchmarks' / 'own_trainers.py'}:TimeLimited",
     }
     del recipe["guard"]  # the last weights are kept, which is what is measured
     if args.small:
@@ -227,7 +227,7 @@ def train_supervised(config: Path) -> int:
     import pyarrow.compute as pc
     import sft  # recipes/sft.py
     import torch
-    from own_parts import TimeLimit
+    from own_trainers import TimeLimit
 
     recipe = yaml.safe_load(config.read_text())
     own = recipe.pop("stand_in")
@@ -244,7 +244,7 @@ def train_supervised(config: Path) -> int:
             rows = self.train_dataset  # what groups rows by length would read each of them
             lengths = pc.list_value_length(rows.data.column("input_ids")).to_pylist()
             self.train_dataset = rows.add_column("length", lengths)
-            self.limit = TimeLimit(self)
+            self.limit = TimeLimit()
             self.add_callback(self.limit)
 
         def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:

@@ -116,7 +116,7 @@ def long_prompts(tokenizer: Any, rows: Dataset) -> Dataset:
 # --------------------------------------------------------------------------------------------------
 # The trainers
 # --------------------------------------------------------------------------------------------------
-class Clock(TrainerCallback):  # type: ignore[misc]
+class Stopwatch(TrainerCallback):  # type: ignore[misc]
     """What each step took and did.
 
     Attributes:
@@ -162,24 +162,24 @@ def now() -> float:
 class Timed:
     """A trainer whose sampling and whole preparation of a batch are timed and noted."""
 
-    clock: Clock
+    stopwatch: Stopwatch
 
     def _generate(self, prompts: Any) -> Any:
-        with self.clock.phase("sampling"):
+        with self.stopwatch.phase("sampling"):
             return super()._generate(prompts)  # type: ignore[misc]
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
         rewards = super()._calculate_rewards(*args, **kwargs)  # type: ignore[misc]
-        self.clock.rewards.append(rewards.nansum(1).mean().item())
+        self.stopwatch.rewards.append(rewards.nansum(1).mean().item())
         return rewards
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         if not self.model.training:  # type: ignore[attr-defined]
             return super()._generate_and_score_completions(inputs)  # type: ignore[misc]
-        with self.clock.phase("batch"):
+        with self.stopwatch.phase("batch"):
             batch = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
-        self.clock.prompts.append([row["prompt"] for row in inputs])
-        self.clock.tokens.append(batch["completion_mask"].sum().item())
+        self.stopwatch.prompts.append([row["prompt"] for row in inputs])
+        self.stopwatch.tokens.append(batch["completion_mask"].sum().item())
         return batch
 
 
@@ -201,7 +201,7 @@ TITLES = {"plain": "plain TRL", "static": "TRL, static", "ours": "ours"}
 
 
 def trainer_of(kind: str, work: Work, steps: int, folder: Path, reward: Any = None) -> Any:
-    """A trainer of either kind, with a `clock`.
+    """A trainer of either kind, with a `stopwatch`.
 
     Args:
         kind: A key of `KINDS`.
@@ -256,6 +256,6 @@ def trainer_of(kind: str, work: Work, steps: int, folder: Path, reward: Any = No
     for network in filter(None, (trainer.model, trainer.ref_model)):
         gpt2.number_positions_from_mask(network)
     trainer.remove_callback(PrinterCallback)
-    trainer.clock = Clock()
-    trainer.add_callback(trainer.clock)
+    trainer.stopwatch = Stopwatch()
+    trainer.add_callback(trainer.stopwatch)
     return trainer

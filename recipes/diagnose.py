@@ -28,13 +28,13 @@ from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.data.loading import DataArguments, label_heldout, load_data, require_truth
 from rookworld_rlvr.diagnosis.phases import DiagnoseArguments, run_diagnosis
 from rookworld_rlvr.diagnosis.report import print_report, write_reports
-from rookworld_rlvr.diagnosis.trainer import DiagnosedTrainer
 from rookworld_rlvr.engine.truth import LabelArguments, PolicyTruth
 from rookworld_rlvr.evaluation.registry import SuiteArguments
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.registry import open_rewards
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, check_recipe
 from rookworld_rlvr.training.measurements import evenly
+from rookworld_rlvr.training.own import trainer_class
 
 RECIPE = Path(__file__).with_name("grpo_nano.yaml")
 HELDOUT_ROWS = 100  # of each task, unless the command line says otherwise
@@ -63,6 +63,7 @@ def main(argv: Sequence[str]) -> None:
     parsed = parser.parse_strictly([*argv, *sets, "--output_dir", folder], check)
     args, data_args, label_args, model_args, training_args, _ = parsed
     compared = args.log()
+    trainer_kind = trainer_class(training_args.trainer_from)
 
     ################
     # Data, model, rewards
@@ -92,7 +93,7 @@ def main(argv: Sequence[str]) -> None:
     ################
     # Step
     ################
-    trainer = DiagnosedTrainer(
+    trainer = trainer_kind(
         model=model,
         reward_funcs=reward_funcs,
         args=training_args,

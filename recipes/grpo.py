@@ -14,7 +14,6 @@ from rookworld_rlvr.common.machine import use_idle_cores  # before torch is load
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ from rookworld_rlvr.training.config import (
     require_suites,
 )
 from rookworld_rlvr.training.model_card import Run, trained_rewards, write_card
-from rookworld_rlvr.training.parts.sampling import check_rows
+from rookworld_rlvr.training.own import trainer_class
 from rookworld_rlvr.training.results import (
     ANSWERS_AFTER,
     ANSWERS_BEFORE,
@@ -69,7 +68,7 @@ from rookworld_rlvr.training.run_folder import (
     save_final,
     write_answers,
 )
-from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
+from rookworld_rlvr.training.sampling import check_rows
 
 RECIPE = Path(__file__).with_name("grpo_nano.yaml")
 GROUPS = [
@@ -91,6 +90,7 @@ def main(argv: Sequence[str]) -> None:
     resolved = parser.resolved(*arguments)
     state = PartialState()
     prompts = training_args.generation_batch_size // training_args.num_generations
+    trainer_kind = trainer_class(training_args.trainer_from)
 
     ################
     # Data
@@ -207,7 +207,7 @@ def main(argv: Sequence[str]) -> None:
         from rookworld_rlvr.training.dashboard import RunConfigCallback, use_dashboard
 
         callbacks.insert(0, RunConfigCallback(parser.values, changed))
-    trainer = RookWorldGRPOTrainer(
+    trainer = trainer_kind(
         model=model,
         reward_funcs=reward_funcs,
         args=training_args,
@@ -245,7 +245,7 @@ def main(argv: Sequence[str]) -> None:
         write_results(
             output_dir / RESULTS,
             {"before": before, "after": after},
-            preflight=asdict(trainer.preflight) if trainer.preflight else {},
+            preflight=trainer.preflight.measured() if trainer.preflight else {},
             best_step=step,
             steps=trainer.state.global_step,
             limits=reach,

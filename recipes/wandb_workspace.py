@@ -21,7 +21,7 @@ from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.common.files import check_writable, write_json
 from rookworld_rlvr.common.settings import setting
 from rookworld_rlvr.training.dashboard import has_wandb_key
-from rookworld_rlvr.training.glossary import GLOSSARY, SECTIONS, STEP, Metric, panels
+from rookworld_rlvr.training.glossary import GLOSSARY, SECTIONS, STEP, GlossaryEntry, panels
 
 MISSING = (
     "wandb-workspaces is not installed, which lays out the dashboard; run "
@@ -107,14 +107,14 @@ def section_panels(section: str) -> list[Any]:
     return [*tables, *curves, wr.MarkdownPanel(markdown=explanation(metrics))]
 
 
-def curve(wr: Any, title: str, members: Sequence[Metric]) -> Any:
+def curve(wr: Any, title: str, members: Sequence[GlossaryEntry]) -> Any:
     """One panel; keys with placeholders are matched when the panel is shown."""
     if any("<" in metric.key for metric in members):
         return wr.LinePlot(title=title, x=STEP, metric_regex="|".join(m.pattern for m in members))
     return wr.LinePlot(title=title, x=STEP, y=[metric.key for metric in members])
 
 
-def explanation(metrics: Sequence[Metric]) -> str:
+def explanation(metrics: Sequence[GlossaryEntry]) -> str:
     """The glossary's sentences, as Markdown."""
     return "\n".join(f"- `{metric.key}`: {metric.meaning}" for metric in metrics)
 

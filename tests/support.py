@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training import preflight
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
+from rookworld_rlvr.training.rollouts import in_rows
+from rookworld_rlvr.training.scoring import Scores
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
 from . import killed
@@ -330,9 +333,32 @@ def history(run: Path | str) -> list[dict[str, Any]]:
 
 
 def first_batch(trainer: Any) -> dict[str, Any]:
+    """The first micro-batch, as rows."""
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
-    return trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    return in_rows(trainer._prepare_inputs(next(iter(trainer.get_train_dataloader()))))
+
+
+def sampled(trainer: Any, rows: list[Any]) -> dict[str, Any]:
+    """A batch of rows, with the completions of a group together."""
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+    return in_rows(trainer._generate_and_score_completions(rows))
+
+
+@dataclass
+class Loss:
+    """The loss of a micro-batch: the sum of its terms, which have their graphs."""
+
+    total: torch.Tensor
+    terms: dict[str, torch.Tensor]
+    scores: Scores
+
+
+def loss_of(trainer: Any, batch: dict[str, Any]) -> Loss:
+    scores = trainer.scores_of(trainer.model, batch)
+    terms = trainer.terms(trainer.model, batch, scores)
+    return Loss(torch.stack([*terms.values()]).sum(), terms, scores)
 
 
 def mixed_rows(rows: Dataset, each: int = 16, tasks: Any = ("environment", "policy")) -> Dataset:

@@ -1,6 +1,5 @@
 """Run by two processes: three steps with every control on, and one on a batch of three tasks."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.judge import Judge, JudgeReward, JudgeSpec
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
-from rookworld_rlvr.training.parts.sampling import rollout
 
 from .killed import untimed
 from .support import NOT_KEPT, mixed_rows, packaged_trainer, tiny_judge
@@ -47,7 +45,7 @@ def main(folder: Path, *words: str) -> dict[str, Any]:
     trainer.train()
     logs = untimed(trainer.state.log_history)
     weights = next(trainer.model.parameters()).double().sum().item()
-    run = {"state": trainer.parts["kl"].state(), "logs": logs, "weights": weights}
+    run = {"state": trainer.kl.controller.state(), "logs": logs, "weights": weights}
     return {"run": run, "tasks": three_tasks(folder, data)}
 
 
@@ -62,7 +60,7 @@ def three_tasks(folder: Path, data: LoadedData) -> dict[str, Any]:
     args = RookWorldGRPOConfig(str(folder / "tasks"), **options)
     funcs = get_reward_funcs(rewards)
     trainer = packaged_trainer(args, funcs, data, mixed_rows(data.train, tasks=[*TEMPERATURES]))
-    trainer.rollout_func = partial(rollout, keep_logps=True)
+    trainer.keeps_logps = True
     rows = watch_rows(trainer)
     trainer.train()
     (logged,) = (entry for entry in trainer.state.log_history if "reward" in entry)
@@ -72,19 +70,19 @@ def three_tasks(folder: Path, data: LoadedData) -> dict[str, Any]:
 def watch_rows(trainer: Any) -> list[dict[str, Any]]:
     """The rows of every loss to come: texts, temperature, gap to the sampler's log-probs in nats."""
     rows: list[dict[str, Any]] = []
-    loss = trainer.loss
-    trainer.parts["shared_prompts"].leaves_out_idle = False  # every row's log-probs are looked at
+    scores_of = trainer.scores_of
+    trainer.scores_all_rows = True  # every row's log-probs are looked at
 
     def watch(model: Any, batch: dict[str, Any]) -> Any:
-        found = loss(model, batch)
-        gaps = (found.call.scores.logps.detach() - batch["sampling_per_token_logps"]).abs()
+        scores = scores_of(model, batch)
+        gaps = (scores.logps.detach() - batch["sampling_per_token_logps"]).abs()
         for index, gap in enumerate(gaps * batch["completion_mask"]):
             row = {"gap": gap.max().item(), "temperature": batch["temperature"][index].item()}
             for name in ("prompt", "completion"):
                 ids = batch[f"{name}_ids"][index][batch[f"{name}_mask"][index].bool()]
                 row[name] = trainer.processing_class.decode(ids, skip_special_tokens=True)
             rows.append(row)
-        return found
+        return scores
 
-    trainer.loss = watch
+    trainer.scores_of = watch
     return rows

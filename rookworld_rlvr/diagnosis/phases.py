@@ -25,9 +25,10 @@ from ..tasks.metrics import compare, headline, rights, scores
 from ..tasks.registry import TASKS
 from ..training.health import RULES, Finding, HealthMonitor, Severity
 from ..training.results import OWN_REWARDS
-from .trainer import AFTER, AT_TEMPERATURES, MULTIPLES, DiagnosedTrainer
+from ..training.trainer import RookWorldGRPOTrainer
+from .step import AFTER, AT_TEMPERATURES, MULTIPLES, Diagnosis
 
-Part = dict[str, Any]
+Section = dict[str, Any]
 
 PHASES: Mapping[str, str] = {
     "setup": "Setup",
@@ -89,11 +90,11 @@ class DiagnoseArguments(Checked):
 
 
 def run_diagnosis(
-    trainer: DiagnosedTrainer,
+    trainer: RookWorldGRPOTrainer,
     recipe: str,
     more_setup: Mapping[str, Any] | None = None,
     compared: Sequence[Mapping[str, Any]] = (),
-) -> Part:
+) -> Section:
     """Train, evaluate, and take the first step apart; gives what the JSON file holds.
 
     Every process has to call it.
@@ -104,21 +105,23 @@ def run_diagnosis(
         more_setup: More for the first phase: data, engine, overrides.
         compared: The log of another run, see `DiagnoseArguments.log`.
     """
+    diagnosis = Diagnosis(trainer)
     trainer.train()
-    trainer.evaluate()
+    with diagnosis.phase("held-out after"):
+        trainer.evaluate()
     log_history = [entry for entry in trainer.state.log_history if "loss" in entry]
-    log, later, groups = log_history[0], trainer.one_step_on, by_group(trainer)
+    log, later, groups = log_history[0], diagnosis.one_step_on, by_group(diagnosis)
     rows = pd.DataFrame(
         {**row, "group": place, "task": group["task"]}
         for place, group in enumerate(groups)
         for row in group["completions"]
     )
-    layers, repeated = trainer.layers, log_history if len(log_history) > 1 else []
-    record: Part = {
+    layers, repeated = diagnosis.layers, log_history if len(log_history) > 1 else []
+    record: Section = {
         "version": VERSION,
         "recipe": recipe,
-        "setup": {**setup(trainer), **(more_setup or {})},
-        "initial": performance(trainer, 0),
+        "setup": {**setup(diagnosis), **(more_setup or {})},
+        "initial": performance(diagnosis, 0),
         "generation": {**generation(rows), "groups_of_texts": groups},
         "rewards": {
             **of(log, "reward"),
@@ -146,13 +149,13 @@ def run_diagnosis(
             "groups": figures(rows, "sum", **{name: name for name in _TERMS}),
             "layers": records(layers.assign(ratio=layers["update_norm"] / layers["weight_norm"])),
         },
-        "after": {**performance(trainer, -1), **changes(trainer)},
-        "costs": [{"phase": name, **cost} for name, cost in trainer.costs.items()],
+        "after": {**performance(diagnosis, -1), **changes(diagnosis)},
+        "costs": [{"phase": name, **cost} for name, cost in diagnosis.costs.items()],
         "log_history": log_history,
     }
     record["analysis"] = {
-        **analysis(trainer, record),
-        **what_if(trainer, rows),
+        **analysis(diagnosis, record),
+        **what_if(diagnosis, rows),
         "comparison": comparison(log, compared),
         "repetitions": [{name: step.get(name) for name in _BY_STEP} for step in repeated],
     }
@@ -162,12 +165,12 @@ def run_diagnosis(
 _BY_STEP = ("step", "reward", "loss", "grad_norm", "kl", "entropy")
 
 
-def of(log: Mapping[str, Any], *starts: str) -> Part:
+def of(log: Mapping[str, Any], *starts: str) -> Section:
     """The numbers of a log whose names start like this."""
     return {name: value for name, value in log.items() if name.startswith(starts)}
 
 
-def records(frame: pd.DataFrame) -> list[Part]:
+def records(frame: pd.DataFrame) -> list[Section]:
     """A table as records, with its index."""
     return frame.reset_index().to_dict("records")
 
@@ -175,8 +178,9 @@ def records(frame: pd.DataFrame) -> list[Part]:
 # --------------------------------------------------------------------------------------------------
 # 1 and 2: setup, initial performance; 9: performance after
 # --------------------------------------------------------------------------------------------------
-def setup(trainer: DiagnosedTrainer) -> Part:
+def setup(diagnosis: Diagnosis) -> Section:
     """Model, tokenizer, precision, step and gaps, as the trainer has them."""
+    trainer = diagnosis.trainer
     network, tokenizer = trainer.networks()[0], trainer.processing_class
     weights, modules = list(network.parameters()), network.modules()
     heat = trainer.task_samplings or dict.fromkeys(TASKS, trainer.sampling)
@@ -191,7 +195,7 @@ def setup(trainer: DiagnosedTrainer) -> Part:
         "processes": trainer.accelerator.num_processes,
         "step": {name: getattr(trainer.args, name) for name in _KEYS},
         "temperature": {task: sampling.temperature for task, sampling in heat.items()},
-        "gaps": dict(trainer.probes),
+        "gaps": dict(diagnosis.probes),
     }
 
 
@@ -201,10 +205,12 @@ _KEYS = (
 )
 
 
-def performance(trainer: DiagnosedTrainer, when: int) -> Part:
+def performance(diagnosis: Diagnosis, when: int) -> Section:
     """Held-out metrics with 95% intervals, and the mean rewards of the batch's own prompts."""
-    results, _ = trainer.heldouts[when]
-    batch = pd.DataFrame(gather_object(pd.DataFrame(trainer.performance[when]).to_dict("records")))
+    results, _ = diagnosis.heldouts[when]
+    batch = pd.DataFrame(
+        gather_object(pd.DataFrame(diagnosis.performance[when]).to_dict("records"))
+    )
     return {
         "overall": headline(results),
         "batch_reward": batch.mean().to_dict(),
@@ -216,15 +222,15 @@ def performance(trainer: DiagnosedTrainer, when: int) -> Part:
     }
 
 
-def changes(trainer: DiagnosedTrainer) -> Part:
+def changes(diagnosis: Diagnosis) -> Section:
     """The performance after the step against that before, answer by answer and prompt by prompt."""
-    rows = list(trainer.eval_dataset)
-    pairs = compare(rows, *(scores(rows, texts) for _, texts in trainer.heldouts))
+    rows = list(diagnosis.trainer.eval_dataset)
+    pairs = compare(rows, *(scores(rows, texts) for _, texts in diagnosis.heldouts))
     paired = [
         {"metric": name, **asdict(pairs[name])} for name in rights().values() if name in pairs
     ]
-    first, last = trainer.performance
-    columns = {"prompt": [row["prompt"] for row in trainer.prompts], **first}
+    first, last = diagnosis.performance
+    columns = {"prompt": [row["prompt"] for row in diagnosis.prompts], **first}
     mine = pd.DataFrame(columns | {f"{name}_after": column for name, column in last.items()})
     prompts = pd.DataFrame(gather_object(mine.to_dict("records")))
     prompts.insert(0, "group", range(len(prompts)))
@@ -240,15 +246,15 @@ def changes(trainer: DiagnosedTrainer) -> Part:
 # --------------------------------------------------------------------------------------------------
 # 3 to 5: completions, rewards, advantages
 # --------------------------------------------------------------------------------------------------
-def by_group(trainer: DiagnosedTrainer) -> list[Part]:
+def by_group(diagnosis: Diagnosis) -> list[Section]:
     """The step's prompts with their completions, of all processes."""
-    rows, size = gather_object(trainer.completions), trainer.num_generations
+    rows, size = gather_object(diagnosis.completions), diagnosis.trainer.num_generations
     groups = [rows[first : first + size] for first in range(0, len(rows), size)]
     shared = ("task", "prompt", "fen", "action")
     return [{**{name: group[0][name] for name in shared}, "completions": group} for group in groups]
 
 
-def generation(rows: pd.DataFrame) -> Part:
+def generation(rows: pd.DataFrame) -> Section:
     """What was sampled, in numbers."""
     sizes = rows.groupby("group").size()
     alike = rows.groupby("group")["text"].value_counts()
@@ -268,7 +274,7 @@ _GROUP = ["group", "task"]
 _TERMS = ("policy_term", "penalty", "total")  # of a completion, in the loss
 
 
-def advantages_by_group(rows: pd.DataFrame) -> list[Part]:
+def advantages_by_group(rows: pd.DataFrame) -> list[Section]:
     """Rewards and advantages of each group, and whether they differ enough to teach something."""
     groups = rows.groupby(_GROUP)
     table = groups.agg(
@@ -324,7 +330,7 @@ def verdict(spread: float, deviation: float) -> str:
     return f"{' and '.join(low)}: hardly anything to learn" if low else "enough to learn from"
 
 
-def figures(rows: pd.DataFrame, how: str, **columns: str) -> list[Part]:
+def figures(rows: pd.DataFrame, how: str, **columns: str) -> list[Section]:
     """Figures of each group of completions, and the same one step on.
 
     Args:
@@ -353,12 +359,12 @@ _LEVEL: Mapping[Severity, int] = {"stop": 0, "warning": 1, "info": 2}
 _FEWEST_REPETITIONS = 20  # of one batch, before its reward must have risen
 
 
-def analysis(trainer: DiagnosedTrainer, record: Part) -> Part:
+def analysis(diagnosis: Diagnosis, record: Section) -> Section:
     """What the rules of the health monitor say of the step: verdict, cause, findings.
 
     A finding that another one explains is its consequence; the verdict names the first cause.
     """
-    numbers, details = measurements(trainer, record)
+    numbers, details = measurements(diagnosis, record)
     log = {**record["log_history"][0], **numbers}
     found = HealthMonitor(patience=1, consequences=True).observe(1, log, details)
     found = [replace(f, severity="stop") if f.rule in _GRAVER else f for f in found]
@@ -393,15 +399,14 @@ def cause_of(rule: str, found: set[str]) -> str | None:
     return cause and (cause_of(cause, found) or cause)
 
 
-def measurements(
-    trainer: DiagnosedTrainer, record: Part
-) -> tuple[dict[str, float], dict[str, str]]:
+def measurements(diagnosis: Diagnosis, record: Section) -> tuple[dict[str, float], dict[str, str]]:
     """What a diagnosis alone measures, by the metrics that the rules name; and details for messages."""
     set_up, sampled, log = record["setup"], record["generation"], record["log_history"][0]
-    gaps = trainer.probes
-    worst = max(("alone_gap", "sampler_gap", "reference_kl"), key=lambda name: abs(gaps[name]))
-    dead = trainer.layers.index[trainer.layers["gradient_norm"] == 0].tolist()
-    adapted = hasattr(trainer.networks()[0], "peft_config")
+    gaps = {name: gap for name, gap in diagnosis.probes.items() if gap is not None}
+    tolerance = gaps.pop("tolerance")
+    worst = max(gaps, key=lambda name: abs(gaps[name]))
+    dead = diagnosis.layers.index[diagnosis.layers["gradient_norm"] == 0].tolist()
+    adapted = hasattr(diagnosis.trainer.networks()[0], "peft_config")
     rows = record["initial"]["heldout"]
     formats = {row["metric"]: row["share"] for row in rows if row["metric"].endswith("/format")}
     n = sampled["completions"]
@@ -414,11 +419,11 @@ def measurements(
         when: (unreadable, ""),
         "identical_pairs": (sampled["pairs_of_one_text"], ", counted by pairs of completions"),
     }
-    if abs(gaps[worst]) > gaps["tolerance"]:
+    if abs(gaps[worst]) > tolerance:
         noted["preflight_gap"] = (abs(gaps[worst]), worst)
     if failures := record["rewards"]["failures"]:
         noted["reward_raised"] = (log["rewards/unscored"], failures[0])
-    if later := trainer.one_step_on:
+    if later := diagnosis.one_step_on:
         share = max(later.get("kl/share_of_loss", 0.0), later["kl/share_of_gradient"])
         noted |= {
             "drift": (later["drift"], ""),
@@ -444,15 +449,15 @@ AT_RATES = ("drift", "kl", "kl/share_of_loss", "clip_ratio/region_mean")
 GROUP_SIZES = (2, 4, 8, 16, 32)
 
 
-def what_if(trainer: DiagnosedTrainer, rows: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
+def what_if(diagnosis: Diagnosis, rows: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     """The four tables, as records; those of beta and rate look one step on.
 
     Args:
-        trainer: After its first step.
+        diagnosis: After the first step.
         rows: The step's completions.
     """
-    later, args = trainer.one_step_on, trainer.args
-    rates = {1.0: later, **trainer.after_multiples} if later else {}
+    later, args = diagnosis.one_step_on, diagnosis.trainer.args
+    rates = {1.0: later, **diagnosis.after_multiples} if later else {}
     betas = pd.DataFrame({"beta": [args.beta * k for k in sorted((1.0, *MULTIPLES))]})
     betas["penalty"] = betas["beta"] * later.get("kl", math.nan)
     share = later.get("kl/share_of_loss", math.nan)
@@ -464,7 +469,7 @@ def what_if(trainer: DiagnosedTrainer, rows: pd.DataFrame) -> dict[str, list[dic
     sizes = pd.DataFrame({"num_generations": GROUP_SIZES})
     sizes["without_spread"] = [(shares**k).groupby("group").sum().mean() for k in GROUP_SIZES]
     sizes["error_of_group_mean"] = spread / sizes["num_generations"] ** 0.5
-    samples = pd.DataFrame(gather_object(trainer.at_temperatures), columns=AT_TEMPERATURES)
+    samples = pd.DataFrame(gather_object(diagnosis.at_temperatures), columns=AT_TEMPERATURES)
     heats = samples.groupby("times_temperature")[["reward", "unreadable"]].mean()
     texts = samples.groupby(["times_temperature", "prompt"])["text"].agg(["nunique", "count"])
     heats["distinct"] = (texts["nunique"] / texts["count"]).groupby("times_temperature").mean()
@@ -479,7 +484,7 @@ def what_if(trainer: DiagnosedTrainer, rows: pd.DataFrame) -> dict[str, list[dic
     }
 
 
-def comparison(log: Mapping[str, Any], other: Sequence[Mapping[str, Any]]) -> list[Part]:
+def comparison(log: Mapping[str, Any], other: Sequence[Mapping[str, Any]]) -> list[Section]:
     """The step's numbers beside those of another run: its first step, and the mean of its last ten."""
     if not other:
         return []

@@ -25,7 +25,7 @@ CELL_SHOWN = 1_000  # characters in the terminal
 BY_TOKEN = ("sampler", "policy", "reference", "kl")  # of a completion
 MOST_WIDTH = 120  # columns
 
-Part = Mapping[str, Any]
+Section = Mapping[str, Any]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -54,14 +54,14 @@ def label(key: str) -> str:
     return key.replace("_", " ")
 
 
-def lines(part: Part) -> Iterator[tuple[str, str]]:
+def lines(part: Section) -> Iterator[tuple[str, str]]:
     """A phase's numbers, as pairs of label and text."""
     for key, value in part.items():
         if not _is_table(value) and value not in ([], ""):
             yield label(key), shown(value)
 
 
-def tables(part: Part) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+def tables(part: Section) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """A phase's lists of records, as titles, heads and rows of cells."""
     for key, value in part.items():
         if _is_table(value) and key not in ("groups_of_texts", "findings"):
@@ -73,7 +73,7 @@ def _is_table(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
 
 
-def findings(part: Part) -> list[tuple[Part, str]]:
+def findings(part: Section) -> list[tuple[Section, str]]:
     """The findings that no other one explains, and those that end with exit code 1, each in words."""
     texts = []
     for found in part["findings"]:
@@ -84,7 +84,7 @@ def findings(part: Part) -> list[tuple[Part, str]]:
     return texts
 
 
-def completions(group: Part) -> list[dict[str, Any]]:
+def completions(group: Section) -> list[dict[str, Any]]:
     """A group's completions, the best reward first, each with sums over its tokens."""
     rows = sorted(group["completions"], key=lambda row: -(row["reward"] or 0.0))
     numbers = ("reward", "advantage", *BY_TOKEN, "policy_term", "penalty", "total")
@@ -98,7 +98,7 @@ def completions(group: Part) -> list[dict[str, Any]]:
 # --------------------------------------------------------------------------------------------------
 # The terminal
 # --------------------------------------------------------------------------------------------------
-def print_report(record: Part) -> None:
+def print_report(record: Section) -> None:
     """Print the ten phases, then what they cost."""
     console = Console(width=width(MOST_WIDTH), markup=False, emoji=False, highlight=False)
     for place, (key, title) in enumerate(PHASES.items(), 1):
@@ -173,14 +173,14 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 # --------------------------------------------------------------------------------------------------
 # Files
 # --------------------------------------------------------------------------------------------------
-def page(record: Part) -> Markup:
+def page(record: Section) -> Markup:
     """The diagnosis as one self-contained page, readable on a phone; the verdict comes first."""
     functions = {f.__name__: f for f in (shown, lines, tables, findings, completions)}
     constants = {"titles": PHASES, "unfolded": GROUPS_SHOWN, "by_token": BY_TOKEN}
     return render("diagnosis.html", record=record, board=_board, **constants, **functions)
 
 
-def _board(group: Part) -> Markup:
+def _board(group: Section) -> Markup:
     """The prompt's position, with the action of an environment prompt as an arrow."""
     try:
         return Markup(position_board(group["fen"] or "", action_arrows(group["action"] or None)))
@@ -188,7 +188,7 @@ def _board(group: Part) -> Markup:
         return Markup()
 
 
-def write_reports(folder: Path, record: Part) -> list[Path]:
+def write_reports(folder: Path, record: Section) -> list[Path]:
     """Write the JSON file and the page."""
     files = {RESULT_JSON: json.dumps(record, allow_nan=False) + "\n", RESULT_HTML: page(record)}
     folder.mkdir(parents=True, exist_ok=True)

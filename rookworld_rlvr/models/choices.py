@@ -15,7 +15,10 @@ Tokens = Sequence[int]
 
 
 def choice_logps(
-    network: Any, contexts: Sequence[Tokens], choices: Sequence[Sequence[Tokens]]
+    network: Any,
+    contexts: Sequence[Tokens],
+    choices: Sequence[Sequence[Tokens]],
+    temperatures: Sequence[float],
 ) -> list[torch.Tensor]:
     """Log-prob, in nats, of each choice after its context: the sum over the choice's tokens.
 
@@ -23,6 +26,7 @@ def choice_logps(
         network: A causal language model with transformers' ``sdpa`` attention; it may be wrapped.
         contexts: `B` texts as tokens, none of them empty.
         choices: For each context its choices as tokens, none of them empty.
+        temperatures: At which each context's choice is made; logits are divided by them.
 
     Returns:
         `B` tensors ``(M,)``, as many log-probs as the context has choices, with their graph.
@@ -56,7 +60,8 @@ def choice_logps(
         logits_to_keep=deep,
         use_cache=False,
     ).logits
-    logps = logits[:, -deep:].float().log_softmax(-1)  # (B, deep, V)
+    heat = torch.tensor(temperatures, device=device).view(-1, 1, 1)
+    logps = (logits[:, -deep:].float() / heat).log_softmax(-1)  # (B, deep, V)
     steps = [
         (row, number, deep - len(nodes) + node, token)
         for row, (nodes, tree) in enumerate(trees)

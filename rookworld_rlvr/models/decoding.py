@@ -236,7 +236,7 @@ def decode(
         rows: How each row is drawn, see `Chooser`; a length of None is ``options.max_new_tokens``.
         options: The loop reads only `max_new_tokens`, `pad_token_id` and `eos_token_id`.
         by_generate: Use transformers' `generate` instead of this loop, which `options` need that the
-            loop does not read. Models that `only_generate` names always use it.
+            loop does not read. Models that `requires_generate` names always use it.
         seeds: The seed of each row's own draws; None draws from the device's global generator.
         keep_logps: Whether to return log-probs.
         batch_size: Rows decoded at once; None for all.
@@ -247,8 +247,8 @@ def decode(
     """
     ids: list[list[int]] = [[] for _ in prompts]
     logps: list[list[float]] = [[] for _ in prompts]
-    by_generate = by_generate or only_generate(network)
-    draw: Callable[..., Rows] = _generate_batch if by_generate else _decode_batch
+    by_generate = by_generate or requires_generate(network)
+    draw: Callable[..., DecodedBatch] = _generate_batch if by_generate else _decode_batch
     lengths = [row.max_completion_length or options.max_new_tokens for row in rows]
     # `generate` goes on with rows that have ended, even past the end of a table of positions.
     apart = lengths if by_generate and batch_size else [0] * len(prompts)
@@ -270,7 +270,7 @@ def adds_tokens(network: Any) -> bool:
     return any(adapter.is_prompt_learning for adapter in adapters)
 
 
-def only_generate(network: Any) -> bool:
+def requires_generate(network: Any) -> bool:
     """Whether a network needs transformers' `generate`: it is another model than GPT-2, or changed."""
     model = language_model(network)
     is_gpt2 = isinstance(model, GPT2LMHeadModel) and type(model).forward is GPT2LMHeadModel.forward
@@ -301,7 +301,7 @@ def _batches(
             yield waiting[start : start + size]
 
 
-Rows = tuple[list[list[int]], list[list[float]], list[int]]
+DecodedBatch = tuple[list[list[int]], list[list[float]], list[int]]
 """Tokens and log-probs of each row, and how many of them count; no log-probs if they are not kept."""
 
 
@@ -311,7 +311,7 @@ def _decode_batch(
     chooser: Chooser,
     lengths: Sequence[int],
     options: GenerationConfig,
-) -> Rows:
+) -> DecodedBatch:
     device, count, longest = network.device, len(prompts), max(lengths)
     steps = _Steps(network, prompts, lengths, options.pad_token_id)
     logits = steps.first
@@ -659,7 +659,7 @@ def _generate_batch(
     chooser: Chooser,
     lengths: Sequence[int],
     options: GenerationConfig,
-) -> Rows:
+) -> DecodedBatch:
     batch = pad_rows(prompts, options.pad_token_id)
     batch = {key: tensor.to(network.device) for key, tensor in batch.items()}
     width = batch["input_ids"].size(1)

@@ -91,7 +91,7 @@ def _add_position_ids(
     return args, kwargs
 
 
-def fit(model: torch.nn.Module) -> None:
+def prepare_for_left_padding(model: torch.nn.Module) -> None:
     """Prepare a model for left-padded batches: no dropout, fused GELU, position ids from the mask.
 
     This changes the model itself, not keywords of `from_pretrained`, so it also works for a model that

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerState
 
 from ..common.errors import RookWorldError
 from .guard import checked, placed_errors
 from .registry import RewardFunc
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
 
 
 def inputs_of(
@@ -35,7 +38,7 @@ def inputs_of(
 
 
 def score(
-    trainer: Any,
+    trainer: GRPOTrainer,
     func: Callable[..., Any],
     answered: Sequence[tuple[Mapping[str, Any], str]],
     progress: Callable[[int], object],

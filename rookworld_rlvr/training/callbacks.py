@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, MutableSequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate import PartialState
 from accelerate.utils import gather_object
@@ -24,6 +24,9 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..common.terminal import cells, printable, unwatch_ctrl_c
 from ..tasks.metrics import headlines
+
+if TYPE_CHECKING:
+    from .step_log import StepLog
 
 # The terminal signals all processes, and accelerate's launcher passes the signal on again.
 _TOGETHER_S = 2.0
@@ -118,7 +121,7 @@ def _say(text: str) -> None:
 # --------------------------------------------------------------------------------------------------
 # What a run prints
 # --------------------------------------------------------------------------------------------------
-_SHOWN = ("reward", "reward_std", "frac_reward_zero_std", "kl", "entropy", "grad_norm", "loss")
+_SHOWN = ("reward", "reward_std", "frac_reward_zero_std", "kl", "mean_entropy", "grad_norm", "loss")
 _SUPERVISED = ("loss", "mean_token_accuracy", "learning_rate", "grad_norm")
 
 
@@ -253,7 +256,7 @@ class TableInterval:
 
     _made: int | None = None  # the step of the latest tables
 
-    def due(self, trainer: Any, logs: Mapping[str, Any]) -> bool:
+    def due(self, trainer: StepLog, logs: Mapping[str, Any]) -> bool:
         """Whether tables belong to a log, which is then taken to have them.
 
         Args:

@@ -235,7 +235,11 @@ class WholeCheckpoints(Trainer):
         torch.save(saved, self._between_file(folder))
 
     def load_between(self, folder: Path) -> None:
-        """Restore what `_save_between` saved, unless the sizes of batches have changed since."""
+        """Restore what `_save_between` saved, unless the sizes of batches have changed since.
+
+        Raises:
+            ConfigurationError: An earlier version has saved a batch that is not used up.
+        """
         path = self._between_file(folder)
         if not path.is_file():
             return
@@ -246,6 +250,14 @@ class WholeCheckpoints(Trainer):
             text = "the run goes on, but with other batches than without a stop"
             self.accelerator.print(f"{text}: {before} -> {now}")
             return
+        if (batches := saved["kept"].get("_buffered_inputs")) and "row" not in batches[0]:
+            raise ConfigurationError(
+                [
+                    f"resume_from_checkpoint: an earlier version saved {folder} within a "
+                    "generation, whose batches this one cannot read; go on from another checkpoint, or "
+                    "start a new run from its weights by model_name_or_path"
+                ]
+            )
         for name, value in saved["kept"].items():
             if name in _FILLED:
                 _fill(getattr(self, name), value)
@@ -261,7 +273,7 @@ class _GoingOn(TrainerCallback):
         trainer: One with `WholeCheckpoints`.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: WholeCheckpoints) -> None:
         self._trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -309,7 +321,7 @@ _OPTIMISERS = {
 """How a run keeps its weights → where its checkpoints have the optimiser's state."""
 
 
-def check_layout(trainer: Any, checkpoint: str) -> None:
+def check_layout(trainer: WholeCheckpoints, checkpoint: str) -> None:
     """Refuse a checkpoint whose optimiser state this layout cannot read; it would begin anew, unsaid.
 
     Args:

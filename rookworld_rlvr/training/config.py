@@ -22,7 +22,7 @@ from ..models.decoding import ANSWER_TOKENS
 from ..models.loading import check_model_name
 from ..rewards.registry import check_reward_specs, specs_of, tasks_of
 from ..tasks.registry import TASKS
-from .parts.registry import PartArguments, metric_faults, part_faults, settled_part_faults
+from .arguments import StepArguments, metric_faults, settled_step_faults, step_faults
 from .run_folder import foreign_faults
 
 
@@ -173,10 +173,10 @@ class TrainingDefaults:
 
 @bounded(_TRAINING_BOUNDS | _GRPO_BOUNDS)
 @dataclass
-class RookWorldGRPOConfig(PartArguments, MeasurementArguments, TrainingDefaults, GRPOConfig):
+class RookWorldGRPOConfig(StepArguments, MeasurementArguments, TrainingDefaults, GRPOConfig):
     """`trl.GRPOConfig` with RookWorld's defaults, and keys of our own beside TRL's.
 
-    The keys of the trainer's parts are in `training.parts.registry`.
+    The keys of a step are in `training.arguments`.
     """
 
     rewards: list[Any] | str | None = setting(
@@ -247,16 +247,16 @@ class RookWorldGRPOConfig(PartArguments, MeasurementArguments, TrainingDefaults,
 
     def faults(self) -> list[str]:
         """Faults that show only when several keys are compared, one sentence each."""
-        faults = self._reward_faults() + part_faults(self)
+        faults = self._reward_faults() + step_faults(self)
         if self.use_vllm:
-            from .parts.vllm import vllm_faults
+            from .exchanged import vllm_faults
 
             faults += vllm_faults(self)
         return faults
 
     def settled_faults(self) -> list[str]:
         """Faults that show once TRL has computed the batch sizes, one sentence each."""
-        return settled_part_faults(self, self.world_size)
+        return settled_step_faults(self, self.world_size)
 
     def _reward_faults(self) -> list[str]:
         """The faults of the rewards; if there are none, their weights are set for TRL."""

@@ -8,7 +8,7 @@ import secrets
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import wandb
 from requests.utils import get_netrc_auth
@@ -21,6 +21,9 @@ from ..tasks.registry import TASKS, asked, row_task
 from ..tasks.text import shown_text
 from .callbacks import TableInterval
 from .glossary import STEP, dashboard_key
+
+if TYPE_CHECKING:
+    from .trainer import RookWorldGRPOTrainer
 
 # The hosts that `wandb login` writes to the netrc file: of version 0.31, and of earlier ones.
 _WANDB_URLS = ("https://api.forge.coreweave.com", "https://api.wandb.ai")
@@ -63,7 +66,7 @@ class WandbDashboard(WandbCallback):
         truth: Where the engine's best move comes from.
     """
 
-    def __init__(self, trainer: Any, truth: PolicyTruth) -> None:
+    def __init__(self, trainer: RookWorldGRPOTrainer, truth: PolicyTruth) -> None:
         super().__init__()
         self.trainer = trainer
         self.truth = truth
@@ -115,7 +118,7 @@ class WandbDashboard(WandbCallback):
         return wandb.Table(columns=columns, data=data)
 
 
-def use_dashboard(trainer: Any, truth: PolicyTruth) -> None:
+def use_dashboard(trainer: RookWorldGRPOTrainer, truth: PolicyTruth) -> None:
     """Replace transformers' W&B callback by ours, if the run logs there.
 
     Ours takes the same place in the list, so that later callbacks still find W&B's run open.

@@ -49,7 +49,7 @@ def dashboard_key(name: str) -> str:
 # Glossary
 # --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Metric:
+class GlossaryEntry:
     """A key of the dashboard and its explanation.
 
     In a key, ``<name>`` is a placeholder for one part and ``<name...>`` for all the rest.
@@ -63,7 +63,7 @@ class Metric:
     def section(self) -> str:
         """One of `SECTIONS`."""
         head = self.key.split("/")[0]
-        return {"completions": "task", "boards": "task"}.get(head, head)
+        return {"completions": "task", "boards": "task", "profiling": "time"}.get(head, head)
 
     @property
     def is_table(self) -> bool:
@@ -78,7 +78,7 @@ class Metric:
         return f"^{re.sub('<[^>]+>', '[^/]+', key)}$"
 
 
-def explain(key: str) -> Metric | None:
+def explain(key: str) -> GlossaryEntry | None:
     """The glossary's entry for a dashboard's key, preferably without placeholders; None if not found.
 
     >>> explain("reward/graduated/mean").key
@@ -88,7 +88,7 @@ def explain(key: str) -> Metric | None:
     return min(fitting, key=lambda metric: metric.key.count("<"), default=None)
 
 
-def panels(section: str) -> list[tuple[str, list[Metric]]]:
+def panels(section: str) -> list[tuple[str, list[GlossaryEntry]]]:
     """The panels of curves in a section: their titles, and the glossary's metrics in each."""
     by_key = {metric.key: metric for metric in GLOSSARY}
     return [
@@ -98,11 +98,11 @@ def panels(section: str) -> list[tuple[str, list[Metric]]]:
     ]
 
 
-_OTHER_TASK = Metric("eval/<task>/<metric>", "A held-out metric of a task of your own.")
+_OTHER_TASK = GlossaryEntry("eval/<task>/<metric>", "A held-out metric of a task of your own.")
 
 
-GLOSSARY: tuple[Metric, ...] = tuple(
-    Metric(key, **entry) for key, entry in _CONTENT["metrics"].items()
+GLOSSARY: tuple[GlossaryEntry, ...] = tuple(
+    GlossaryEntry(key, **entry) for key, entry in _CONTENT["metrics"].items()
 )
 
 

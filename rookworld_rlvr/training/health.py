@@ -32,7 +32,7 @@ _LEVELS: Mapping[Severity, str] = {"info": "INFO", "warning": "WARN", "stop": "E
 
 _RECENT = 10  # logs over which trends are seen
 _FEWEST = 5  # logs needed before the latest one for a trend of the entropy
-_KEPT = ("reward", "entropy")  # and held-out metrics
+_KEPT = ("reward", "mean_entropy")  # and held-out metrics
 _ROUNDING = 1e-9  # of a difference of shares
 
 
@@ -167,7 +167,7 @@ def gradient_not_finite(history: History, bound: float) -> Reading | None:
 
 
 def entropy_falling(history: History, bound: float) -> Reading | None:
-    *before, now = history.values("entropy")[-_RECENT - 1 :] or [math.nan]
+    *before, now = history.values("mean_entropy")[-_RECENT - 1 :] or [math.nan]
     if len(before) < _FEWEST or (usual := statistics.median(before)) <= 0:
         return None
     fall = 1 - now / usual

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset, IterableDataset
@@ -18,14 +20,16 @@ from ..common.stats import Estimate, estimate
 from ..models.decoding import shared
 from ..tasks.metrics import Results, evaluate_completions, headline
 from ..tasks.registry import asked, row_task
-from .parts.sampling import decode
 from .results import ANSWERS_BEFORE, HELDOUT_BEFORE, OWN_REWARDS, write_results
 from .run_folder import write_answers
+from .sampling import decode
 
 if TYPE_CHECKING:
     from ..evaluation.pass_at_k import RightCounts
     from ..evaluation.results import SuiteResult
     from ..evaluation.suite import Suite
+    from .keeping import Averaging, Guard
+    from .trainer import RookWorldGRPOTrainer
 
 
 def without_evaluation(args: Any) -> Any:
@@ -87,7 +91,7 @@ class HeldoutEvaluation:
         right: Counts of right samples for pass@k, ``before`` and ``after`` training, by task.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: RookWorldGRPOTrainer) -> None:
         self.trainer = trainer
         self.folder = str(trainer.args.output_dir)
         self.results: Results = {}
@@ -112,7 +116,7 @@ class HeldoutEvaluation:
             return {}
         metrics = self.run(rows, prefix)
         # TRL's own would add the metrics of the steps since the last log.
-        Trainer.log(trainer, {**metrics, **trainer.times.elapsed()})
+        Trainer.log(trainer, {**metrics, **trainer.clock.elapsed()})
         trainer.control = trainer.callback_handler.on_evaluate(
             trainer.args, trainer.state, trainer.control, metrics
         )
@@ -223,3 +227,63 @@ class HeldoutEvaluation:
             for metric, found in result.metrics().items()
             if "/" not in metric
         }
+
+
+class HeldoutTrainer(Trainer):
+    """Mixin for TRL's trainer: it is evaluated by held-out answers, and keeps the best by them."""
+
+    averaging: Averaging | None
+    guard: Guard | None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.heldout = HeldoutEvaluation(self)
+
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Answer held-out rows greedily instead of taking TRL's loss on them.
+
+        Rows of no task are evaluated as TRL does: sampled, and measured by the run's own rewards. Of
+        several data sets in a dictionary, each has metrics of its own, and ``overall`` is the mean of
+        theirs.
+        """
+        rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        rows = self.eval_dataset[rows] if isinstance(rows, str) else rows  # of several data sets
+        averaging = self.averaging if self.is_in_train else None
+        with nullcontext() if averaging is None else averaging.evaluating():
+            return self._evaluated(rows, ignore_keys, metric_key_prefix)
+
+    def _evaluated(self, rows: Any, ignore_keys: list[str] | None, prefix: str) -> dict[str, float]:
+        """The metrics of one data set, or of each in a dictionary."""
+        if isinstance(rows, Mapping):
+            metrics: dict[str, float] = {}
+            for name, part in rows.items():
+                metrics |= self._evaluated(part, ignore_keys, f"{prefix}_{name}")
+            overall = fmean(metrics[f"{prefix}_{name}_overall"] for name in rows)
+            return {**metrics, f"{prefix}_overall": overall}
+        if task_among(rows) is not None:
+            return self.heldout.evaluate(rows, prefix)
+        metrics = super().evaluate(rows, ignore_keys, prefix)
+        rewards = {
+            f"{prefix}_{name.removeprefix('eval_')}": value
+            for name, value in self.state.log_history[-1].items()
+            if name.startswith(("eval_reward", "eval_rewards/"))
+        }
+        return {**metrics, **rewards, f"{prefix}_overall": rewards[f"{prefix}_reward"]}
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Never the best is a step that loses more than its guard allows, or that is not saved."""
+        keeps = self.guard is None or self.guard.keeps(metrics)
+        if not (keeps and self._is_saved()):
+            return False
+        return bool(super()._determine_best_metric(metrics=metrics, trial=trial))
+
+    def _is_saved(self) -> bool:
+        """Whether this step gets a checkpoint: by `save_steps`, the last step always."""
+        state = self.state
+        is_due = state.global_step >= state.max_steps or not state.global_step % state.save_steps
+        return self.args.save_strategy != "steps" or is_due

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import gather_object
@@ -27,8 +27,11 @@ from ..models.decoding import ANSWER_TOKENS, Decoding, complete, shared
 from ..tasks.metrics import evaluate_completions
 from ..tasks.registry import TASKS, asked, is_right, row_task
 from ..tasks.types import values_by_move
-from .parts.sampling import answering, decode, is_sharded
 from .results import HELDOUT_PASS
+from .sampling import answering, decode, is_sharded
+
+if TYPE_CHECKING:
+    from .trainer import RookWorldGRPOTrainer
 
 PASS_ROWS = 200  # of each task, always the same ones
 
@@ -36,7 +39,9 @@ PASS_ROWS = 200  # of each task, always the same ones
 # --------------------------------------------------------------------------------------------------
 # pass@k
 # --------------------------------------------------------------------------------------------------
-def sample_heldout(trainer: Any, rows: Dataset, greedy: Sequence[str]) -> dict[str, RightCounts]:
+def sample_heldout(
+    trainer: RookWorldGRPOTrainer, rows: Dataset, greedy: Sequence[str]
+) -> dict[str, RightCounts]:
     """Sample held-out rows at training's temperature, and count the right answers.
 
     What is sampled is decided by prompt and seed, so training's own noise is untouched. Every process
@@ -95,7 +100,7 @@ def _is_right(row: Mapping[str, Any], completion: str) -> bool | None:
     return is_right(asked(row), completion, values_by_move(row.get("action_values")))
 
 
-def measure_pass(trainer: Any, rows: Dataset, when: str) -> dict[str, float]:
+def measure_pass(trainer: RookWorldGRPOTrainer, rows: Dataset, when: str) -> dict[str, float]:
     """Count for the weights that answered last, and write the counts for the report and a resumed run.
 
     Args:
@@ -158,7 +163,9 @@ def pass_lines(measured: Measured) -> list[str]:
 # Tasks that were not trained
 # --------------------------------------------------------------------------------------------------
 def measure_others(
-    trainer: Any, others: Sequence[Mapping[str, Any]], load_start: Callable[[], torch.nn.Module]
+    trainer: RookWorldGRPOTrainer,
+    others: Sequence[Mapping[str, Any]],
+    load_start: Callable[[], torch.nn.Module],
 ) -> None:
     """Compare a trainer's policy with the model that it started from on other tasks, and log it.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from datasets import IterableDataset
@@ -22,8 +22,12 @@ from ..common.errors import RookWorldError
 from ..common.terminal import wrapped
 from ..models.decoding import pad_rows
 from ..tasks.task import Sampling
-from .parts.part import Rows
-from .parts.sampling import draw, encode, logits_alone
+from .exchanged import draw_by_vllm
+from .sampling import draw, encode, logits_alone, starting_model
+from .scoring import Sequences
+
+if TYPE_CHECKING:
+    from .trainer import RookWorldGRPOTrainer
 
 PREFLIGHT_ROWS = 8
 _LOOKED_AT = 256  # rows of the training set
@@ -39,11 +43,15 @@ class PreflightError(RookWorldError):
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """What the preflight measures, in nats. At step 0 all three are 0, up to rounding."""
+    """What the preflight measures, in nats. At step 0 all are 0, up to rounding."""
 
     alone_gap: float  # largest |trainer's log-prob - that of the row alone, unpadded|, over tokens
     sampler_gap: float  # largest |trainer's log-prob - sampler's|, over tokens
-    reference_kl: float  # KL from policy to reference by the k3 estimator; 0 without a reference
+    reference_kl: float | None  # KL from policy to reference, by the k3 estimator; None without one
+
+    def measured(self) -> dict[str, float]:
+        """The numbers that there are."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def faults(self, tolerance: float, sampler: float = 0.0) -> list[str]:
         """The numbers that are over the tolerance or not finite, as phrases.
@@ -54,7 +62,7 @@ class Parity:
         """
         return [
             f"{name} = {value:.3g}"
-            for name, value in asdict(self).items()
+            for name, value in self.measured().items()
             if not abs(value) <= max(tolerance, sampler if name == "sampler_gap" else 0.0)
         ]
 
@@ -62,7 +70,7 @@ class Parity:
 class PreflightCallback(TrainerCallback):
     """Measures the gaps before the first update, once the model is on its device and wrapped."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: RookWorldGRPOTrainer) -> None:
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -83,18 +91,20 @@ class PreflightCallback(TrainerCallback):
         if args.use_vllm and tolerance >= TOLERANCE_HALF:
             sampler = max(tolerance, TOLERANCE_HALF_VLLM)
         if state.global_step == 0:  # a resumed run has logged it
-            Trainer.log(trainer, {f"preflight/{name}": v for name, v in asdict(parity).items()})
+            Trainer.log(trainer, {f"preflight/{name}": v for name, v in parity.measured().items()})
         allowed = f"{tolerance:g} nats"
         allowed += f", {sampler:g} for vLLM's" if sampler != tolerance else ""
         resumed = " (a resumed run's may be any)" if state.global_step else ""
         said = (
             f"preflight: gap to each row alone {parity.alone_gap:.2g}, gap to the sampler "
-            f"{parity.sampler_gap:.2g}, KL to the reference {parity.reference_kl:.2g}{resumed} "
-            f"(tolerance {allowed})"
+            f"{parity.sampler_gap:.2g}"
         )
+        if parity.reference_kl is not None:
+            said += f", KL to the reference {parity.reference_kl:.2g}{resumed}"
+        said += f" (tolerance {allowed})"
         trainer.accelerator.print(wrapped(said))
         if resumed:  # its policy differs from its reference, as it should
-            parity = replace(parity, reference_kl=0.0)
+            parity = replace(parity, reference_kl=None)
         if faults := parity.faults(tolerance, sampler):
             raise PreflightError(
                 f"preflight: {', '.join(faults)}, over the tolerance of {allowed}: the "
@@ -128,7 +138,7 @@ def not_drawn(options: GenerationConfig) -> str | None:
 
 
 @torch.no_grad()
-def preflight_tolerance(trainer: Any) -> float:
+def preflight_tolerance(trainer: RookWorldGRPOTrainer) -> float:
     """The largest gap that the precision allows, in nats.
 
     Trainer and sampler compute a likely token's logit in another order, and round on the way, so it can
@@ -166,7 +176,7 @@ def mixed_length_prompts(trainer: GRPOTrainer) -> list[Any]:
 
 @torch.no_grad()
 def measure_parity(
-    trainer: GRPOTrainer, prompts: Sequence[Any], log_probs: Callable[..., Any] | None = None
+    trainer: GRPOTrainer, prompts: Sequence[Any], score: Callable[..., Any] | None = None
 ) -> Parity:
     """Compare a trainer's log-probs with those of the sampler and of each row alone.
 
@@ -177,21 +187,20 @@ def measure_parity(
     Args:
         trainer: The trainer; its model may be wrapped already.
         prompts: `B` texts or chats of different lengths.
-        log_probs: How the trainer scores, like `RookWorldGRPOTrainer.log_probs`; None: its own.
+        score: How the trainer scores, like `RookWorldGRPOTrainer.score`; None: its own.
     """
     devices = [trainer.accelerator.device] if trainer.accelerator.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(0)
         batch, sampler = _sample(trainer, prompts)
     kept = batch.mask[:, -batch.length :].bool()  # (B, C)
-    score = log_probs or trainer.log_probs
-    reference = ours = score(trainer.model, *batch)[0].float()
+    score = score or trainer.score
+    reference = ours = score(trainer.model, batch)[0].float()
     network = trainer.accelerator.unwrap_model(trainer.model)
-    if trainer.ref_model is not None:
-        reference = score(trainer.ref_model, *batch)[0].float()
-    elif hasattr(network, "peft_config"):
-        with network.disable_adapter():
-            reference = score(trainer.model, *batch)[0].float()
+    has_reference = trainer.ref_model is not None or hasattr(network, "peft_config")
+    if has_reference:
+        with starting_model(trainer) as start:
+            reference = score(start, batch)[0].float()
     ratio = (reference - ours)[kept]
     gaps = torch.stack(
         [
@@ -201,28 +210,30 @@ def measure_parity(
         ]
     )
     # All processes use the largest gaps of any of them, so that they stop together.
-    worst = trainer.accelerator.gather(gaps.unsqueeze(0)).amax(dim=0).tolist()
-    return Parity(*worst)
+    alone, sampler, kl = trainer.accelerator.gather(gaps.unsqueeze(0)).amax(dim=0).tolist()
+    return Parity(alone, sampler, kl if has_reference else None)
 
 
-def _sample(trainer: GRPOTrainer, prompts: Sequence[Any]) -> tuple[Rows, torch.Tensor]:
+def _sample(trainer: GRPOTrainer, prompts: Sequence[Any]) -> tuple[Sequences, torch.Tensor]:
     """Sample as the trainer does; gives the completions and their log-probs ``(B, C)``."""
     tokenizer, device = trainer.processing_class, trainer.accelerator.device
     alike = [Sampling(trainer.temperature, trainer.top_p, trainer.top_k or 0)] * len(prompts)
     rows = trainer.samplings(prompts) if hasattr(trainer, "samplings") else alike
     encoded = encode(trainer, prompts)
-    engine: Any = getattr(trainer, "parts", {}).get("vllm")
-    drawn = engine.draw(encoded) if engine else draw(trainer, encoded, rows, keep_logps=True)
+    if trainer.use_vllm:
+        drawn = draw_by_vllm(trainer, encoded, rows)
+    else:
+        drawn = draw(trainer, encoded, rows, True)
     assert drawn.logps is not None
     left = pad_rows(encoded, tokenizer.pad_token_id)
     right = pad_rows(drawn.ids, tokenizer.pad_token_id, "right")
     ids, mask = (torch.cat([left[key], right[key]], dim=1).to(device) for key in left)
     temperatures = torch.tensor([row.temperature for row in rows], device=device)
-    batch = Rows(ids, mask, right["input_ids"].size(1), temperatures)
+    batch = Sequences(ids, mask, right["input_ids"].size(1), temperatures)
     return batch, pad([torch.tensor(row) for row in drawn.logps], 0.0, "right").to(device)
 
 
-def _logps_alone(trainer: GRPOTrainer, batch: Rows) -> torch.Tensor:
+def _logps_alone(trainer: GRPOTrainer, batch: Sequences) -> torch.Tensor:
     """Log-probs ``(B, C)`` of each row by itself, without padding or dropout."""
     sequences, mask, length, temperatures = batch
     assert temperatures is not None

@@ -193,8 +193,7 @@ def try_rewards(
     """
     import torch  # with what follows, it takes seconds
 
-    from ..training.parts.advantages import scaled
-    from ..training.parts.groups import weighted
+    from ..training.advantages import scaled, weighted
 
     is_foreign = any(isinstance(spec, dict) and is_own(spec.get("name")) for spec in specs)
     rewards, weights = (_apart if is_foreign else _scored)([row] * len(answers), answers, specs)

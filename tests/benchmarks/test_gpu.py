@@ -3,7 +3,6 @@
 import importlib
 import json
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ..support import REPOSITORY
+from ..support import NOT_KEPT, REPOSITORY
 
 
 def benchmark(name: str) -> Any:
@@ -123,7 +122,7 @@ def test_the_profile_tells_sampling_from_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the CPU's operations in the place of a GPU's kernels."""
-    own = benchmark("own_parts")
+    own = benchmark("own_trainers")
     monkeypatch.setattr(own.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(own.torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(own.ProfilerActivity, "CUDA", own.ProfilerActivity.CPU)
@@ -132,21 +131,20 @@ def test_the_profile_tells_sampling_from_the_rest(
         "work_of_gpu",
         lambda rows: {"products": sum(row.count for row in rows if row.key == "aten::mm")},
     )
-    times = SimpleNamespace(phase=lambda name: nullcontext())
-    part = own.Profile(SimpleNamespace(times=times))
+    clock = own.ProfilingClock(SimpleNamespace(args=SimpleNamespace()))
     args, state = SimpleNamespace(output_dir=tmp_path), SimpleNamespace(global_step=0)
-    part.on_train_begin(args, state, None)
+    clock.on_train_begin(args, state, None)
     square = torch.ones(2, 2)
     for state.global_step in range(own.WARM_UP + own.TIMED + own.PROFILED):
-        part.on_step_begin(args, state, None)
-        with times.phase("sampling"):
+        clock.on_step_begin(args, state, None)
+        with clock.phase("sampling"):
             for _ in range(3):
                 square @ square
-        part.after_sampling(None, [[1, 2], [1, 2, 3]], [], None)
-        with times.phase("rewards"):
+        clock.note_positions(3)
+        with clock.phase("rewards"):
             square @ square
-        part.on_step_end(args, state, None)
-    part.on_train_end(args, state, None)
+        clock.on_step_end(args, state, None)
+    clock.on_train_end(args, state, None)
     found = json.loads((tmp_path / own.PROFILE).read_text())
     assert [(one["phase"], one["products"]) for one in found["parts"]] == [
         ("update", 0),
@@ -156,8 +154,17 @@ def test_the_profile_tells_sampling_from_the_rest(
     assert found["steps"] == 2 and found["positions"] == 6
 
 
+def test_a_profiled_trainer_notes_the_tokens_of_its_rounds(build: Any) -> None:
+    trainer = build(kind=benchmark("own_trainers").Profiled, preflight=False, **NOT_KEPT)
+    noted: list[int] = []
+    trainer.clock.note_positions = noted.append
+    trainer.train()
+    (log,) = (log for log in trainer.state.log_history if "time/sampling" in log)
+    assert noted == [log["completions/max_length"]] and log["time/sampling"] > 0
+
+
 def test_what_the_profiler_says_of_a_gpu_is_summed() -> None:
-    own = benchmark("own_parts")
+    own = benchmark("own_trainers")
 
     def row(key: str, device: Any, count: int, microseconds: float, said: bool = False) -> Any:
         names = ("key", "device_type", "count", "self_device_time_total", "is_user_annotation")

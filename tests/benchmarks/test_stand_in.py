@@ -89,7 +89,7 @@ def test_grpo_is_the_recipe_at_other_rates(tmp_path: Path) -> None:
         differs = {key for key in changed.keys() | mixed if changed.get(key) != mixed.get(key)}
         assert differs - {"learning_rate"} == {
             *("model_name_or_path", "dataset_name", "synthetic_rows", "heldout_rows", "output_dir"),
-            *("max_steps", "eval_strategy", "save_strategy", "guard", "parts_from", "report_to"),
+            *("max_steps", "eval_strategy", "save_strategy", "guard", "trainer_from", "report_to"),
         }
     assert rates == pytest.approx(stand_in.FACTORS) and rates[0] == 1
 
@@ -134,13 +134,13 @@ def test_a_clone_leaves_room_for_rows_and_wheels(monkeypatch: pytest.MonkeyPatch
 
 
 def test_training_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = benchmark("own_parts")
+    own = benchmark("own_trainers")
     now = 1000.0
     monkeypatch.setattr(own.time, "time", lambda: now)
     monkeypatch.setenv(own.TRAINING_SECONDS, "60")
     for ends, steps in (("inf", 6), (str(now + own.RESERVED + 30), 3)):
         monkeypatch.setenv(own.ENDS, ends)
-        limit = own.TimeLimit(None)
+        limit = own.TimeLimit()
         control = SimpleNamespace(should_training_stop=False)
         args, state = SimpleNamespace(output_dir=tmp_path), SimpleNamespace(global_step=0)
         assert limit.share() == 0

@@ -96,7 +96,7 @@ def test_each_choice_has_the_log_prob_of_its_own_row(
 ) -> None:
     network = random_gpt2 if family == "gpt2" else tiny(family, tokenizer)
     network.eval()
-    ours = torch.cat(choice_logps(network, CONTEXTS, CHOICES))
+    ours = torch.cat(choice_logps(network, CONTEXTS, CHOICES, [1.0] * len(CONTEXTS)))
     rows = zip(CONTEXTS, CHOICES, strict=True)
     theirs = torch.stack([alone(network, context, one) for context, many in rows for one in many])
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
@@ -114,7 +114,7 @@ def test_the_exact_gradient_is_the_mean_of_sampled_ones(random_gpt2: GPT2LMHeadM
     moves, worth = [[token] for token in range(12)], torch.rand(12)
     weight = random_gpt2.transformer.ln_f.weight
     random_gpt2.eval()
-    (logps,) = choice_logps(random_gpt2, [CONTEXTS[0]], [moves])
+    (logps,) = choice_logps(random_gpt2, [CONTEXTS[0]], [moves], [1.0])
     (exact,) = torch.autograd.grad((logps.exp() * worth).sum(), weight, retain_graph=True)
     scores = torch.stack([torch.autograd.grad(p, weight, retain_graph=True)[0] for p in logps])
     illegal = 1 - logps.exp().sum().detach()  # it gets 0, so that its samples add nothing

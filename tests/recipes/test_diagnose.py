@@ -15,11 +15,11 @@ import pytest
 import yaml
 
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.diagnosis import trainer
+from rookworld_rlvr.diagnosis import step
 from rookworld_rlvr.diagnosis.phases import PHASES
 from rookworld_rlvr.diagnosis.report import page, print_report
 from rookworld_rlvr.models import gpt2, loading
-from rookworld_rlvr.training.parts import registry
+from rookworld_rlvr.training import scoring
 
 from .. import support
 from ..browser import HEIGHT, WIDTHS, Browser
@@ -37,7 +37,7 @@ def recipe() -> ModuleType:
 
 @pytest.fixture
 def diagnose(recipe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Diagnose:
-    monkeypatch.setattr(trainer, "TEMPERATURES", (1.0, 2.0))  # `healthy` has them all
+    monkeypatch.setattr(step, "TEMPERATURES", (1.0, 2.0))  # `healthy` has them all
     return partial(run, recipe, tmp_path / "out")
 
 
@@ -253,7 +253,7 @@ def test_a_correction_that_is_not_made(
 ) -> None:
     monkeypatch.setattr(gpt2, function, fault)
     # Shared prompts number their positions themselves.
-    monkeypatch.setattr(registry, "obstacle", lambda *_: "none are")
+    monkeypatch.setattr(scoring, "obstacle", lambda *_: "none are")
     code, content = diagnose()
     assert code == 1 and content["analysis"]["cause"] == cause
     assert "preflight_gap" in rules(content)

@@ -20,7 +20,6 @@ from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.diagnosis.phases import run_diagnosis
 from rookworld_rlvr.diagnosis.report import page as diagnosis_page
 from rookworld_rlvr.diagnosis.report import print_report, write_reports
-from rookworld_rlvr.diagnosis.trainer import DiagnosedTrainer
 from rookworld_rlvr.inference import analyse
 from rookworld_rlvr.inference.model import RookWorld
 from rookworld_rlvr.models import loading
@@ -30,6 +29,7 @@ from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.results import RESOLVED_CONFIG
 from rookworld_rlvr.training.run_folder import open_weights, resume_point
+from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
 from ..browser import Browser
 from ..rows import write_jsonl
@@ -285,7 +285,7 @@ def diagnosis(packaged: LoadedData, tmp_path_factory: pytest.TempPathFactory) ->
     folder = str(tmp_path_factory.mktemp("diagnosis"))
     options = {"max_completion_length": 8, "num_generations": 2, "per_device_train_batch_size": 4}
     options |= {**NOT_KEPT, "eval_strategy": "no", "preflight": False, "max_steps": 1}
-    trainer = DiagnosedTrainer(
+    trainer = RookWorldGRPOTrainer(
         loading.load_model(loading.PACKAGED_MODEL),
         get_reward_funcs(REWARDS),
         RookWorldGRPOConfig(output_dir=folder, rewards=REWARDS, **options),

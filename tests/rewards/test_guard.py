@@ -10,6 +10,7 @@ from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.rewards.guard import RewardGuard
 
 from ..rows import ASKED_E4, START
+from ..support import sampled
 
 PROMPTS = ["a"] * 4 + ["b"] * 4 + ["c"] * 4
 COMPLETIONS = [f"{prompt}{turn % 4}" for turn, prompt in enumerate(PROMPTS)]
@@ -147,7 +148,9 @@ def test_a_group_leaves_out_what_is_unscored(build: Any) -> None:
     trainer.reward_guard.limit = 0.25
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
-    by_group = trainer.sample(next(iter(trainer.get_train_dataloader())))["advantages"].view(-1, 4)
+    by_group = sampled(trainer, next(iter(trainer.get_train_dataloader())))["advantages"].view(
+        -1, 4
+    )
     assert by_group[:, 0].tolist() == [0, 0], "not that of a reward of 0"
     assert by_group[0].tolist() == pytest.approx([0, -1, 0, 1], abs=1e-3)
     logged = trainer._metrics["train"]

@@ -17,9 +17,9 @@ from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 from ..support import recipe
 
 PLACES: dict[str, tuple[type, str]] = {
-    "sampling": (RookWorldGRPOTrainer, "_generate"),
+    "sampling": (RookWorldGRPOTrainer, "_generate_single_turn"),
     "reward": (RookWorldGRPOTrainer, "_calculate_rewards"),
-    "loss": (RookWorldGRPOTrainer, "compute_loss"),
+    "loss": (RookWorldGRPOTrainer, "_compute_loss"),
     "evaluation": (HeldoutEvaluation, "evaluate"),
     "saving": (RookWorldGRPOTrainer, "_save_checkpoint"),
 }

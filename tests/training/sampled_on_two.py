@@ -13,7 +13,7 @@ from accelerate import Accelerator, PartialState
 
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import complete
-from rookworld_rlvr.training.parts.sampling import gathered
+from rookworld_rlvr.training.sampling import gathered
 
 from .sharded import configure
 

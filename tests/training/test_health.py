@@ -16,14 +16,14 @@ from rookworld_rlvr.data.loading import DataArguments
 from rookworld_rlvr.engine.truth import LabelArguments
 from rookworld_rlvr.training import health
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
-from rookworld_rlvr.training.parts.groups import task_rewards
+from rookworld_rlvr.training.rollouts import task_rewards
 
 Log = dict[str, Any]
 
 HEALTHY: Log = {
     "grad_norm": 0.4,
     "reward": 1.2,
-    "entropy": 0.95,
+    "mean_entropy": 0.95,
     "frac_reward_zero_std": 0.12,
     "completions/clipped_ratio": 0.0,
     "kl": 0.05,
@@ -103,8 +103,8 @@ QUIET: dict[str, tuple[list[Log], int]] = {
     "an adaptive KL term is what its target makes it": ([{**KL, "kl/target": 0.02}] * 2, 1),
     "in the first step the policy is the reference": ([KL], 1),
     "as far from the reference as runs that learn": ([{**HEALTHY, "kl": 0.56}] * 3, 1),
-    "a slow fall": (logs_of("entropy", *(0.95**n for n in range(60))), 3),
-    "no trend yet": (logs_of("entropy", 1.0, 0.1, 0.1), 1),
+    "a slow fall": (logs_of("mean_entropy", *(0.95**n for n in range(60))), 3),
+    "no trend yet": (logs_of("mean_entropy", 1.0, 0.1, 0.1), 1),
     "it rises": (between(0.9, 0.4, REWARDS_UP), 1),
     "within the noise": (between(0.79, 0.39, REWARDS_UP), 1),
     "it stays": (between(0.8, 0.4, REWARDS_UP[::-1]), 1),
@@ -114,7 +114,12 @@ DOWN = ["by 4%", "from 0.600 at step 1 to 0.560", "3%"]
 RAISED: list[tuple[list[Log], int, str, list[str]]] = [
     ([KL, KL], 1, "kl_share_low", ["0% of the loss", "10%"]),
     ([{"eval_policy/format": 0.0}], 3, "nothing_parses", ["0%", "run rookworld sft first"]),
-    (logs_of("entropy", *[1.0] * 8, 0.4, 0.3, 0.3), 3, "entropy_falling", ["by 70%", "1 to 0.3"]),
+    (
+        logs_of("mean_entropy", *[1.0] * 8, 0.4, 0.3, 0.3),
+        3,
+        "entropy_falling",
+        ["by 70%", "1 to 0.3"],
+    ),
     (between(0.76, 0.36, REWARDS_UP), 1, "heldout_down", [*DOWN, "rose by 0.2"]),
     ([evaluation(0.5, 0.4), *between(0.72, 0.38, [])], 1, "heldout_down", ["step 2"]),
     (between(0.76, 0.36, REWARDS_UP[::-1]), 1, "heldout_down", DOWN),
@@ -185,7 +190,7 @@ def test_a_healthy_run_gives_no_more_than_advice() -> None:
     """Numbers of the packaged recipe, seed 0: every tenth step of 150, held-out at every thirtieth."""
     columns = {
         "reward": "1.18 1.16 1.15 1.17 1.18 1.28 1.24 1.24 1.28 1.23 1.30 1.27 1.29 1.30 1.30",
-        "entropy": "0.88 0.88 0.98 1.04 1.09 0.84 0.94 1.01 0.89 1.02 0.98 0.93 0.90 0.88 0.90",
+        "mean_entropy": "0.88 0.88 0.98 1.04 1.09 0.84 0.94 1.01 0.89 1.02 0.98 0.93 0.90 0.88 0.90",
         "grad_norm": "0.41 0.41 0.42 0.49 0.38 0.42 0.42 0.59 0.49 0.47 0.70 0.51 0.95 0.48 0.77",
     }
     heldout = [(0.767, 0.238), (0.874, 0.257), (0.868, 0.263), (0.868, 0.273), (0.868, 0.273)]
@@ -220,12 +225,12 @@ def test_of_a_destroyed_model_the_cause_alone_is_said_until_its_effects_outlast_
     zeros = ("grad_norm", "health/advantage_std", "health/advantage_range")
     ones = ("completions/clipped_ratio", "health/unreadable", "health/reward_constant")
     destroyed = {**HEALTHY, **dict.fromkeys(zeros, 0.0), **dict.fromkeys(ones, 1.0)}
-    destroyed |= {"entropy": 0.05, "frac_reward_zero_std": 1.0}
+    destroyed |= {"mean_entropy": 0.05, "frac_reward_zero_std": 1.0}
     logs = [HEALTHY] * 6 + [destroyed] * 5
     (finding,) = observe(logs, patience=3)
     assert (finding.rule, finding.step) == ("unreadable_most", 9)
     assert "learning_rate" in finding.message and "temperature" not in finding.message
-    read_again = {**destroyed, "health/unreadable": 0.0, "entropy": 0.95}
+    read_again = {**destroyed, "health/unreadable": 0.0, "mean_entropy": 0.95}
     later = [finding.rule for finding in observe(logs + [read_again] * 4, patience=3)[1:]]
     assert later == ["reward_constant", "truncated"], "which unreadable answers do not explain now"
     # A fifth of unreadable completions does not explain a reward that is constant.

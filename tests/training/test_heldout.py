@@ -17,8 +17,8 @@ from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import GREEDY, complete
 from rookworld_rlvr.reports.page import page
 from rookworld_rlvr.reports.record import read_runs
+from rookworld_rlvr.training import sampling
 from rookworld_rlvr.training.measurements import evenly
-from rookworld_rlvr.training.parts import sampling
 
 from ..killed import differences, outcome
 from ..support import history, script

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from rookworld_rlvr.models import loading
-from rookworld_rlvr.training.parts.part import whole
+from rookworld_rlvr.training.rollouts import whole
+from rookworld_rlvr.training.scoring import Sequences
 
 from ..support import NOT_KEPT
 
@@ -40,42 +41,49 @@ def test_means_are_over_all_tokens_of_a_step(build: Build, start: str, options: 
         **{**NOT_KEPT, "max_steps": 3, "learning_rate": 1e-2, "preflight": False, **options},
     )
     steps: dict[int, list[tuple[Any, Any, Any]]] = {}
-    loss = trainer.loss
+    scores_of = trainer.scores_of
 
-    def noted(model: Any, inputs: Any) -> Any:
+    def noted(model: Any, batch: Any) -> Any:
         with torch.no_grad():
-            scores = trainer.log_probs(trainer.model, *whole(inputs), compute_entropy=True)
+            scores = trainer.score(trainer.model, Sequences(*whole(batch)), compute_entropy=True)
         step = steps.setdefault(trainer.state.global_step + 1, [])
-        step.append((inputs, scores.logps, scores.entropies))
-        return loss(model, inputs)
+        step.append((batch, scores.logps, scores.entropies))
+        return scores_of(model, batch)
 
-    trainer.loss = noted
+    trainer.scores_of = noted
     trainer.train()
     logs = {log["step"]: log for log in trainer.state.log_history if "loss" in log}
     assert logs.keys() == steps.keys() == {1, 2, 3}
     for step, batches in steps.items():
         sums = dict.fromkeys(("tokens", "kl", "logp", "entropy", "theirs"), 0.0)
-        trained = []
-        for inputs, logps, entropies in batches:
-            mask, pulls = inputs["completion_mask"], inputs["advantages"].unsqueeze(1)
-            trained += inputs["advantages"][mask.any(1)].tolist()
-            scored = mask if "beta" in options else mask * (pulls != 0)
+        trained, by_trl = [], []  # by_trl: a mean of micro-batches
+        for batch, logps, entropies in batches:
+            mask, pulls = batch["completion_mask"], batch["advantages"].unsqueeze(1)
+            trained += batch["advantages"][mask.any(1)].tolist()
+            counted = (pulls != 0) | ("beta" in options)
+            if not counted.any():  # the loss needs a graph
+                counted[mask.sum(1).argmin()] = True
+            scored = mask * counted
             sums["tokens"] += scored.sum().item()
             sums["logp"] += (logps * scored).sum().item()
             sums["entropy"] += (entropies * scored).sum().item()
+            by_trl.append((entropies * scored).sum().item() / max(1, scored.sum().item()))
             sums["theirs"] += (pulls.abs() * mask).sum().item()
             if "beta" in options:
-                gap = inputs["ref_per_token_logps"] - logps
+                gap = batch["ref_per_token_logps"] - logps
                 sums["kl"] += ((gap.exp() - gap - 1) * mask).sum().item()
         log = logs[step]
         assert log["mean_logp"] == pytest.approx(sums["logp"] / sums["tokens"], rel=1e-4)
-        assert log["entropy"] == pytest.approx(sums["entropy"] / sums["tokens"], rel=1e-4)
+        assert log["mean_entropy"] == pytest.approx(sums["entropy"] / sums["tokens"], rel=1e-4)
+        assert log["entropy"] == pytest.approx(sum(by_trl) / len(by_trl), rel=1e-4)
         assert log["mean_advantage"] == pytest.approx(sum(trained) / len(trained), abs=1e-6)
         if "beta" in options:
             share = 0.1 * sums["kl"] / (0.1 * sums["kl"] + sums["theirs"])
             assert log["kl"] == pytest.approx(sums["kl"] / sums["tokens"], rel=1e-3, abs=1e-7)
             assert log["kl/share_of_loss"] == pytest.approx(share, rel=1e-3, abs=1e-7)
-        assert log.get("frac_reward_zero_std", 0.5) == 0.5, "of a step that samples"
+        assert log.get("zero_variance/sampled", 0.5) == 0.5, "of a step that samples"
+        theirs = 0 if "scale_rewards" in options else 0.5  # TRL looks at the deviation of the batch
+        assert log.get("frac_reward_zero_std", theirs) == theirs
         assert log["loss"] == pytest.approx(
             sum(value for name, value in log.items() if name.startswith("loss/")), abs=1e-6
         )

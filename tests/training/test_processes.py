@@ -75,7 +75,7 @@ def test_two_processes_train_as_one_and_go_on_from_it(ddp: Path, family: str) ->
     """With as many completions in a step. After training the 95% intervals overlap.
 
     Each process draws samples of its own: this notices steps of another sign, or far too long. What
-    AdamW hides, such as a sum of gradients, `parts/test_shared_prompts.py` compares by number.
+    AdamW hides, such as a sum of gradients, `test_scoring.py` compares by number.
     """
     begun = ddp / "two_then_one" / family
     shutil.copytree(ddp / "two" / family, begun)

@@ -25,7 +25,15 @@ def test_a_log_is_one_short_line_or_some_of_80_columns(
     lines = ["step     5/150  reward 0.5123", "step     5  held-out  overall 50.0%"]
     assert shown.out.splitlines() == lines and shown.err == "", "no bar where there is no terminal"
 
-    names = ("reward", "reward_std", "frac_reward_zero_std", "kl", "entropy", "grad_norm", "loss")
+    names = (
+        "reward",
+        "reward_std",
+        "frac_reward_zero_std",
+        "kl",
+        "mean_entropy",
+        "grad_norm",
+        "loss",
+    )
     callback.on_log(args, state, control, dict.fromkeys(names, -0.0012345))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and all(len(line) <= 80 for line in lines)

@@ -77,15 +77,14 @@ def test_a_template_of_its_own_is_what_the_policy_reads(
     tokenizer.chat_template = f"Q {AS_WRITTEN} A "
     rows = chats(mixed_rows(packaged.train))
     trainer = make_trainer(random_gpt2, tokenizer, train_dataset=rows, **NOT_KEPT)
-    draw = trainer.rollout_func
+    genuine = trainer._generate_single_turn
     seen: set[str] = set()
 
-    def watched(*args: Any) -> Any:
-        drawn = draw(*args)
-        seen.update(map(tokenizer.decode, drawn["prompt_ids"]))
-        return drawn
+    def watched(prompt_ids: Any, *args: Any) -> Any:
+        seen.update(map(tokenizer.decode, prompt_ids))
+        return genuine(prompt_ids, *args)
 
-    trainer.rollout_func = watched
+    trainer._generate_single_turn = watched
     trainer.train()
     assert len(seen) == 2
     assert seen <= {f"Q {chat[0]['content']} A " for chat in rows["prompt"][:]}

@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.torch import load_file
 from vllm.model_executor.layers import utils  # type: ignore[import-not-found]
 
-from rookworld_rlvr.training.parts.vllm import _multiply_plainly
+from rookworld_rlvr.training.exchanged import _multiply_plainly
 
 utils.dispatch_cpu_unquantized_gemm = _multiply_plainly
 

@@ -54,11 +54,11 @@ def test_the_preflight_asks_vllm(vllm_trainer: Make, options: dict[str, Any]) ->
     prompts = mixed_length_prompts(trainer)
     assert measure_parity(trainer, prompts).faults(1e-4) == []
 
-    def half(*batch: Any) -> Any:
-        scores = trainer.log_probs(*batch)
+    def half(*given: Any) -> Any:
+        scores = trainer.score(*given)
         return scores._replace(logps=0.5 * scores.logps)
 
-    assert measure_parity(trainer, prompts, log_probs=half).sampler_gap > 0.1
+    assert measure_parity(trainer, prompts, score=half).sampler_gap > 0.1
 
 
 @pytest.mark.parametrize("kind", ["all weights", "adapters"])

@@ -78,7 +78,7 @@ def served(
 
     monkeypatch.setattr(f"{client}.init_communicator", lambda self, device: None)
     monkeypatch.setattr(f"{client}.update_named_params", update)
-    monkeypatch.setattr("rookworld_rlvr.training.parts.vllm.vllm_faults", lambda args: [])
+    monkeypatch.setattr("rookworld_rlvr.training.exchanged.vllm_faults", lambda args: [])
     keys = {"vllm_mode": "server", "vllm_server_base_url": server}
     return lambda **options: vllm_trainer(**{**keys, **options})
 

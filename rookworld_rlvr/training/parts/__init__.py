@@ -1,1 +1,0 @@
-"""What the trainer is made of: a part a feature, absent where its keys are off."""

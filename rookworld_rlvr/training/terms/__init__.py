@@ -1,0 +1,1 @@
+"""Terms of the loss that go by more than the sampled completions: right answers, values, moves."""
