@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
@@ -12,7 +14,7 @@ from rapidfuzz.distance import LCSseq, Levenshtein
 from ..common.errors import IllegalPositionError, NotationError
 from . import rules
 from . import text as notation
-from .task import BELOW_EXACT, Metric, Row, Sampling, Task, documented
+from .task import BELOW_EXACT, Component, Metric, Row, Sampling, Task
 from .types import EnvironmentAnswer, EnvironmentPrompt, Score, Values
 
 
@@ -94,9 +96,6 @@ def position_as_written(text: str) -> str:
 # --------------------------------------------------------------------------------------------------
 # Scores
 # --------------------------------------------------------------------------------------------------
-ENVIRONMENT_COMPONENTS = ("format", "exact", "state", "outcome", "fields", "closeness", "position")
-
-
 MALFORMED = 0.2
 """No `state` of an answer with a malformed board reaches this; no readable answer is below it."""
 
@@ -105,22 +104,19 @@ MALFORMED = 0.2
 _SQUARES_POWER = 8
 
 
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """What was written beside the truth."""
+
+    completion: str
+    truth: EnvironmentAnswer
+    answer: EnvironmentAnswer | None  # None if it cannot be read
+    right: Sequence[bool]  # of nine fields: six of the FEN, reward, two flags
+
+
 @lru_cache(maxsize=16_384)  # all reward functions of a run ask for the same scores
 def score_environment(fen: str, action: str, completion: str) -> Score:
-    """Score an environment answer against python-chess.
-
-    Components:
-
-    - `format`: 1 if the four fields can be read.
-    - `exact`: 1 if the whole answer is right: six FEN fields, reward, both flags.
-    - `state`: 1 if the next state is right; else from 0.2 to 0.95, more for more right squares and
-      fields. Below 0.2, by how near it is, if all can be read but the board, which is malformed (nine
-      squares in a rank, seven ranks).
-    - `outcome`: share of right values among reward, terminated and truncated.
-    - `fields`: share of right values among the nine fields: six of the FEN, reward, two flags.
-    - `closeness`: 1 minus the normalised edit distance between the two FENs.
-    - `position`: 1 if the first four fields of the FEN are right, whatever follows, and also if the
-      answer cannot be read otherwise, see `position_as_written`.
+    """Score an environment answer against python-chess, see `ENVIRONMENT_COMPONENTS`.
 
     Args:
         fen: The position, readable and legal.
@@ -131,26 +127,79 @@ def score_environment(fen: str, action: str, completion: str) -> Score:
         IllegalPositionError: `fen` is not a legal position. No `completion` raises an error.
     """
     truth = rules.transition(fen, action)
-    true_fields = truth.fen.split(" ")
-    position = float(position_as_written(completion).split(" ") == true_fields[:4])
-    try:
+    answer, right = None, [False] * 9
+    with suppress(NotationError):
         answer = parse_environment_answer(completion)
-    except NotationError:
-        score = dict.fromkeys(ENVIRONMENT_COMPONENTS, 0.0)
-        return {**score, "state": _malformed_state(completion, true_fields), "position": position}
-    pairs = zip(answer_fields(answer).values(), answer_fields(truth).values(), strict=True)
-    right = [mine == true for mine, true in pairs]
-    of_fen, outcome = right[:6], right[6:]
-    board, true_board = answer.fen.split(" ")[0], true_fields[0]
-    return {
-        "format": 1.0,
-        "exact": float(all(right)),
-        "state": 1.0 if all(of_fen) else _state_shape(board, true_board, of_fen[1:]),
-        "outcome": sum(outcome) / 3,
-        "fields": sum(right) / 9,
-        "closeness": Levenshtein.normalized_similarity(answer.fen, truth.fen),
-        "position": position,
-    }
+        pairs = zip(answer_fields(answer).values(), answer_fields(truth).values(), strict=True)
+        right = [mine == true for mine, true in pairs]
+    judged = _Judged(completion, truth, answer, right)
+    return {name: component.of(judged) for name, component in ENVIRONMENT_COMPONENTS.items()}
+
+
+def _format(judged: _Judged) -> float:
+    return float(judged.answer is not None)
+
+
+def _exact(judged: _Judged) -> float:
+    return float(all(judged.right))
+
+
+def _state(judged: _Judged) -> float:
+    true_fields = judged.truth.fen.split(" ")
+    if judged.answer is None:
+        return _malformed_state(judged.completion, true_fields)
+    if all(judged.right[:6]):
+        return 1.0
+    return _state_shape(judged.answer.fen.split(" ")[0], true_fields[0], judged.right[1:6])
+
+
+def _outcome(judged: _Judged) -> float:
+    return sum(judged.right[6:]) / 3
+
+
+def _fields(judged: _Judged) -> float:
+    return sum(judged.right) / 9
+
+
+def _closeness(judged: _Judged) -> float:
+    if judged.answer is None:
+        return 0.0
+    return Levenshtein.normalized_similarity(judged.answer.fen, judged.truth.fen)
+
+
+def _position(judged: _Judged) -> float:
+    true_fields = judged.truth.fen.split(" ")
+    return float(position_as_written(judged.completion).split(" ") == true_fields[:4])
+
+
+ENVIRONMENT_COMPONENTS: Mapping[str, Component] = {
+    "exact": Component(
+        "1 if the whole answer is right: six FEN fields, reward, both flags.", _exact
+    ),
+    "state": Component(
+        "1 if the next state is right; else from 0.2 to 0.95, more for more right squares and fields. "
+        "Below 0.2, by how near it is, if all can be read but the board, which is malformed (nine "
+        "squares in a rank, seven ranks).",
+        _state,
+    ),
+    "outcome": Component("Share of right values among reward, terminated and truncated.", _outcome),
+    "format": Component("1 if the four fields can be read.", _format),
+    "fields": Component(
+        "Share of right values among the nine fields: six of the FEN, reward, two flags.",
+        _fields,
+        is_reward=False,
+    ),
+    "closeness": Component(
+        "1 minus the normalised edit distance between the two FENs.", _closeness, is_reward=False
+    ),
+    "position": Component(
+        "1 if the first four fields of the FEN are right, whatever follows, and also if the answer "
+        "cannot be read otherwise, see `position_as_written`.",
+        _position,
+        is_reward=False,
+    ),
+}
+"""The numbers of a score."""
 
 
 def _state_shape(placement: str, true_placement: str, right: Sequence[bool]) -> float:
@@ -206,8 +255,7 @@ class EnvironmentTask(Task):
     name = "environment"
     prefix = notation.ENVIRONMENT_PREFIX
     ability = "simulates the board (`A:` prompts)"
-    rewards = ("exact", "state", "outcome", "format")
-    meanings = documented(score_environment)
+    components = ENVIRONMENT_COMPONENTS
     metrics: ClassVar = {name: Metric(name) for name in ("exact", "state", "position", "format")}
     quality_words = "mean of next state and outcome"
     sampling = Sampling(temperature=0.95, top_p=0.95)  # what RookWorld-LM's authors settled on

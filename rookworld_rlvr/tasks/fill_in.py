@@ -6,13 +6,73 @@ What a mask may hide and which answers fit is in `fill_in_record`, which only a 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from rapidfuzz.distance import Levenshtein
 
 from ..common.errors import NotationError
-from .task import Metric, Row, Sampling, Task, documented
+from .task import BELOW_EXACT, Component, Metric, Row, Sampling, Task
 from .text import FILL_IN_PREFIX
 from .types import FILL_IN_FIELDS, EnvironmentPrompt, Score, Values
+
+if TYPE_CHECKING:
+    from .fill_in_record import FillInPrompt
+
+
+class _Judged(NamedTuple):
+    """The text written for a mask beside every answer that fits."""
+
+    answer: str | None  # None if it has not the form of the field
+    fits: Sequence[str]
+
+
+def _exact(judged: _Judged) -> float:
+    return float(judged.answer in judged.fits)
+
+
+def _similarity(judged: _Judged) -> float:
+    if judged.answer is None or judged.answer in judged.fits:
+        return _exact(judged)
+    return BELOW_EXACT * max(
+        Levenshtein.normalized_similarity(judged.answer, right) for right in judged.fits
+    )
+
+
+def _format(judged: _Judged) -> float:
+    return float(judged.answer is not None)
+
+
+FILL_IN_COMPONENTS: Mapping[str, Component] = {
+    "exact": Component("1 if it is one of the answers that fit.", _exact),
+    "similarity": Component(
+        "1 if exact; else 0.95 times the normalised similarity (1 minus edit distance) to the nearest "
+        "answer.",
+        _similarity,
+    ),
+    "format": Component("1 if the completion has the form of the field.", _format),
+}
+"""The numbers of a score."""
+
+
+def score_fill_in(prompt: FillInPrompt, completion: str) -> Score:
+    """Score the text written for a mask, see `FILL_IN_COMPONENTS`.
+
+    Args:
+        prompt: The masked record.
+        completion: What the policy wrote; any text is accepted.
+
+    Raises:
+        NotationError: No answer fits, see `fill_in_record.fitting`.
+    """
+    from . import fill_in_record as record
+
+    fits, answer = record.fitting(prompt), None
+    with suppress(NotationError):
+        answer = record.parse_fill_in_answer(prompt.field, completion)
+    judged = _Judged(answer, fits)
+    return {name: component.of(judged) for name, component in FILL_IN_COMPONENTS.items()}
 
 
 class FillInTask(Task):
@@ -21,7 +81,7 @@ class FillInTask(Task):
     name = "fill_in"
     prefix = FILL_IN_PREFIX
     ability = "fills in what is hidden in a record (`F:` prompts)"
-    rewards = ("exact", "similarity", "format")
+    components = FILL_IN_COMPONENTS
     metrics: ClassVar = {
         "exact": Metric("exact"),
         **{f"exact_{field}": Metric("exact", field) for field in FILL_IN_FIELDS},
@@ -79,21 +139,11 @@ class FillInTask(Task):
         return record.parse_fill_in_prompt(row["prompt"]).field
 
     def score(self, prompt: str, completion: str, values: Values | None = None) -> Score | None:
-        """See `Task`: the text written for a mask against every answer that fits.
-
-        Components:
-
-        - `format`: 1 if the completion has the form of the field.
-        - `exact`: 1 if it is one of the answers that fit.
-        - `similarity`: 1 if exact; else 0.95 times the normalised similarity (1 minus edit distance) to
-          the nearest answer.
-        """
+        """See `Task`: the text written for a mask against every answer that fits."""
         from . import fill_in_record as record
 
         asked = record.judged_prompt(prompt)
-        return None if asked is None else record.score_fill_in(asked, completion)
-
-    meanings = documented(score)
+        return None if asked is None else score_fill_in(asked, completion)
 
     def errors(self, prompt: str, completion: str, values: Values | None = None) -> Sequence[str]:
         """See `Task`: a wrong answer's kind is the hidden field."""

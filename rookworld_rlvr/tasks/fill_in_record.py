@@ -1,4 +1,4 @@
-"""Records with a mask: how they are written, every answer that fits, and how an answer is scored.
+"""Records with a mask: how they are written, and every answer that fits.
 
 The truth is every answer that is consistent with the record. A record without its mask is consistent if
 
@@ -29,13 +29,11 @@ from itertools import combinations, product
 from typing import NamedTuple
 
 import chess
-from rapidfuzz.distance import Levenshtein
 
 from ..common.errors import IllegalPositionError, NotationError, UnjudgeableError
 from . import environment, rules
 from . import text as notation
-from .task import BELOW_EXACT
-from .types import EnvironmentAnswer, EnvironmentPrompt, FillInField, Score
+from .types import EnvironmentAnswer, EnvironmentPrompt, FillInField
 
 
 class Columns(NamedTuple):
@@ -483,30 +481,6 @@ def _ranks(prompt: FillInPrompt) -> Iterator[str]:
     for contents in tried:
         for squares in product(*(contents.get(file, rank[file]) for file in range(8))):
             yield notation.contract_rank("".join(squares))
-
-
-# --------------------------------------------------------------------------------------------------
-# Scores
-# --------------------------------------------------------------------------------------------------
-def score_fill_in(prompt: FillInPrompt, completion: str) -> Score:
-    """Score the text written for a mask, see `FillInTask.score`.
-
-    Args:
-        prompt: The masked record.
-        completion: What the policy wrote; any text is accepted.
-
-    Raises:
-        NotationError: No answer fits, see `fitting`.
-    """
-    fits = fitting(prompt)
-    try:
-        answer = parse_fill_in_answer(prompt.field, completion)
-    except NotationError:
-        return {"format": 0.0, "exact": 0.0, "similarity": 0.0}
-    exact = answer in fits
-    nearest = max(Levenshtein.normalized_similarity(answer, right) for right in fits)
-    similarity = 1.0 if exact else BELOW_EXACT * nearest
-    return {"format": 1.0, "exact": float(exact), "similarity": similarity}
 
 
 @lru_cache(maxsize=4_096)

@@ -6,12 +6,13 @@ import math
 import random
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ..common.errors import NotationError, UnjudgeableError
 from . import rules
 from . import text as notation
-from .task import Metric, Row, Sampling, Task, documented
+from .task import Component, Metric, Row, Sampling, Task
 from .types import MATE_CP, EnvironmentPrompt, PolicyAnswer, Score, Values
 
 MAX_CANDIDATES = 5
@@ -90,21 +91,6 @@ def parse_policy_answer(text: str) -> PolicyAnswer:
 # --------------------------------------------------------------------------------------------------
 # Scores
 # --------------------------------------------------------------------------------------------------
-_REWARDS = (
-    "best_move",
-    "regret",
-    "rank",
-    "candidates",
-    "evaluation",
-    "legality",
-    "consistency",
-    "format",
-)
-
-
-POLICY_COMPONENTS = (*_REWARDS, "expected_score", "best_move_hit", "top_five", "legal")
-
-
 def win_probability(cp: float) -> float:
     """Expected score of the side to move, in [0, 1], by the Lichess formula.
 
@@ -135,26 +121,19 @@ def move_accuracy(loss: float) -> float:
     return max(0.0, min(1.0, percent / 100))
 
 
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """An answer beside the values of all legal moves."""
+
+    answer: PolicyAnswer
+    values: Values
+    cp: int | None  # of `B`; None if it is illegal
+    loss: float  # win probability that `B` loses against the best move; 1 if it is illegal
+    not_better: int  # legal moves, `B` included, that are not better than `B`; 0 if it is illegal
+
+
 def score_policy(values: Mapping[str, int], completion: str) -> Score:
-    """Score a policy answer against the values of all legal moves.
-
-    Components:
-
-    - `format`: 1 if the three sections can be read.
-    - `best_move`: Lichess accuracy of `B` by the win probability that it loses against the best move; 0
-      if it is illegal.
-    - `best_move_hit`: 1 if no legal move is worth more than `B`.
-    - `expected_score`: the win probability that `B` keeps; 0 if it is illegal.
-    - `top_five`: 1 if fewer than five legal moves are better than `B`; 0 if it is illegal.
-    - `legal`: 1 if `B` is legal.
-    - `regret`: 1 minus the win probability that `B` loses against the best move; 0 if it is illegal.
-    - `rank`: share of the legal moves, `B` included, that are not better than `B`; 0 if it is illegal.
-    - `candidates`: share of the engine's top five (or of all legal moves, if fewer) that `M` names;
-      moves as good as the fifth count as top.
-    - `evaluation`: accuracy of the evaluations in `E`, half in pawns, half in win probability.
-    - `legality`: share of the moves in `M` and `B` that are legal.
-    - `consistency`: share of four checks that pass: `B` is in `M`; `B` has the highest `E`; there are as
-      many `E` as `M`; no move is in `M` twice.
+    """Score a policy answer against the values of all legal moves, see `POLICY_COMPONENTS`.
 
     Args:
         values: Every legal move's value in centipawns from the side to move; not empty.
@@ -164,39 +143,62 @@ def score_policy(values: Mapping[str, int], completion: str) -> Score:
         answer = parse_policy_answer(completion)
     except NotationError:
         return dict.fromkeys(POLICY_COMPONENTS, 0.0)
-    best = max(values.values())
-    named = (*answer.moves, answer.best_move)
     cp = values.get(answer.best_move)
-    loss = 1.0 if cp is None else win_probability(best) - win_probability(cp)
+    best = win_probability(max(values.values()))
+    loss = 1.0 if cp is None else best - win_probability(cp)
     not_better = 0 if cp is None else sum(other <= cp for other in values.values())
-    return {
-        "format": 1.0,
-        "expected_score": 0.0 if cp is None else win_probability(cp),
-        "best_move": move_accuracy(loss),
-        "best_move_hit": float(cp == best),
-        "top_five": float(cp is not None and len(values) - not_better < MAX_CANDIDATES),
-        "legal": float(cp is not None),
-        "regret": 1 - loss,
-        "rank": not_better / len(values),
-        "candidates": _candidates(values, answer),
-        "evaluation": _evaluation(values, answer),
-        "legality": sum(move in values for move in named) / len(named),
-        "consistency": _consistency(answer),
-    }
+    judged = _Judged(answer, values, cp, loss, not_better)
+    return {name: component.of(judged) for name, component in POLICY_COMPONENTS.items()}
 
 
-def _candidates(values: Mapping[str, int], answer: PolicyAnswer) -> float:
+def _best_move(judged: _Judged) -> float:
+    return move_accuracy(judged.loss)
+
+
+def _best_move_hit(judged: _Judged) -> float:
+    return float(judged.cp == max(judged.values.values()))
+
+
+def _expected_score(judged: _Judged) -> float:
+    return 0.0 if judged.cp is None else win_probability(judged.cp)
+
+
+def _top_five(judged: _Judged) -> float:
+    better = len(judged.values) - judged.not_better
+    return float(judged.cp is not None and better < MAX_CANDIDATES)
+
+
+def _legal(judged: _Judged) -> float:
+    return float(judged.cp is not None)
+
+
+def _regret(judged: _Judged) -> float:
+    return 1 - judged.loss
+
+
+def _rank(judged: _Judged) -> float:
+    return judged.not_better / len(judged.values)
+
+
+def _legality(judged: _Judged) -> float:
+    named = (*judged.answer.moves, judged.answer.best_move)
+    return sum(move in judged.values for move in named) / len(named)
+
+
+def _candidates(judged: _Judged) -> float:
+    values, answer = judged.values, judged.answer
     wanted = min(MAX_CANDIDATES, len(values))
     threshold = sorted(values.values(), reverse=True)[wanted - 1]
     hits = sum(values.get(move, -math.inf) >= threshold for move in set(answer.moves))
     return min(hits, wanted) / wanted
 
 
-def _evaluation(values: Mapping[str, int], answer: PolicyAnswer) -> float:
+def _evaluation(judged: _Judged) -> float:
     """Mean accuracy of the evaluations: half in pawns, 1 / (1 + error), half in win probability.
 
     An illegal move, a move without an evaluation and an evaluation without a move count as 0.
     """
+    values, answer = judged.values, judged.answer
     accuracies = (
         0.5 / (1 + abs(pawns - values[move] / 100))
         + 0.5 * (1 - abs(win_probability(100 * pawns) - win_probability(values[move])))
@@ -223,7 +225,8 @@ def _limited(pawns: float) -> float:
     return max(-MOST_PAWNS, min(MOST_PAWNS, pawns))
 
 
-def _consistency(answer: PolicyAnswer) -> float:
+def _consistency(judged: _Judged) -> float:
+    answer = judged.answer
     named = answer.best_move in answer.moves
     index = answer.moves.index(answer.best_move) if named else len(answer.evaluations)
     highest = index < len(answer.evaluations) and (
@@ -232,6 +235,55 @@ def _consistency(answer: PolicyAnswer) -> float:
     paired = len(answer.moves) == len(answer.evaluations)
     distinct = len(set(answer.moves)) == len(answer.moves)
     return (named + highest + paired + distinct) / 4
+
+
+def _format(judged: _Judged) -> float:
+    return 1.0
+
+
+POLICY_COMPONENTS: Mapping[str, Component] = {
+    "best_move": Component(
+        "Lichess accuracy of `B` by the win probability that it loses against the best move; 0 if it is "
+        "illegal.",
+        _best_move,
+    ),
+    "regret": Component(
+        "1 minus the win probability that `B` loses against the best move; 0 if it is illegal.",
+        _regret,
+    ),
+    "rank": Component(
+        "Share of the legal moves, `B` included, that are not better than `B`; 0 if it is illegal.",
+        _rank,
+    ),
+    "candidates": Component(
+        "Share of the engine's top five (or of all legal moves, if fewer) that `M` names; moves as good "
+        "as the fifth count as top.",
+        _candidates,
+    ),
+    "evaluation": Component(
+        "Accuracy of the evaluations in `E`, half in pawns, half in win probability.", _evaluation
+    ),
+    "legality": Component("Share of the moves in `M` and `B` that are legal.", _legality),
+    "consistency": Component(
+        "Share of four checks that pass: `B` is in `M`; `B` has the highest `E`; there are as many `E` "
+        "as `M`; no move is in `M` twice.",
+        _consistency,
+    ),
+    "format": Component("1 if the three sections can be read.", _format),
+    "expected_score": Component(
+        "The win probability that `B` keeps; 0 if it is illegal.", _expected_score, is_reward=False
+    ),
+    "best_move_hit": Component(
+        "1 if no legal move is worth more than `B`.", _best_move_hit, is_reward=False
+    ),
+    "top_five": Component(
+        "1 if fewer than five legal moves are better than `B`; 0 if it is illegal.",
+        _top_five,
+        is_reward=False,
+    ),
+    "legal": Component("1 if `B` is legal.", _legal, is_reward=False),
+}
+"""The numbers of a score; all are 0 for an answer that cannot be read."""
 
 
 def policy_reference(fen: str, values: Values, draw: random.Random | None = None) -> PolicyAnswer:
@@ -271,8 +323,7 @@ class PolicyTask(Task):
     name = "policy"
     prefix = notation.POLICY_PREFIX
     ability = "plays chess (`P:` prompts)"
-    rewards = _REWARDS
-    meanings = documented(score_policy)
+    components = POLICY_COMPONENTS
     metrics: ClassVar = {
         "expected_score": Metric("expected_score", kind="mean"),
         "best_move": Metric("best_move_hit"),

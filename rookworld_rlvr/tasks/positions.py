@@ -11,10 +11,10 @@ from . import rules
 SIDES = ("white", "black")
 
 
-Phase = Literal["opening", "middlegame", "endgame"]
+GamePhase = Literal["opening", "middlegame", "endgame"]
 
 
-PHASES: tuple[Phase, ...] = get_args(Phase)
+PHASES: tuple[GamePhase, ...] = get_args(GamePhase)
 
 
 _MIRRORED_RANKS = str.maketrans("12345678", "87654321")
@@ -25,7 +25,7 @@ def side_to_move(fen: str) -> str:
     return "white" if fen.split(" ")[1] == "w" else "black"
 
 
-def phase(fen: str) -> Phase:
+def phase(fen: str) -> GamePhase:
     """The phase of the game, by the pieces on the board.
 
     An endgame has at most six queens, rooks, bishops and knights. A middlegame has at most ten, or one

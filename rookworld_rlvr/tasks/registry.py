@@ -104,6 +104,6 @@ def score_row(prompt: str, completion: str, values: Values | None = None) -> Sco
 
 
 def is_right(prompt: str, completion: str, values: Values | None = None) -> bool | None:
-    """Whether a completion is right by its task's headline metric; None if the truth is not known."""
+    """Whether a completion is right by its task's metric `right`; None if the truth is not known."""
     score = score_row(prompt, completion, values)
     return None if score is None else TASKS[task_of(prompt)].is_right(score)

@@ -3,15 +3,13 @@
 Each task has a file of its own and is listed in `registry.TASKS`. What every task must define is
 abstract here. The rest has defaults that suit a task whose prompt is its prefix and a FEN.
 
-Every component of a score is in [0, 1], and 0 if the answer cannot be read, unless its docstring says
+Every component of a score is in [0, 1], and 0 if the answer cannot be read, unless its meaning says
 otherwise. Rewards and evaluation use the same scorers, which are pure functions without I/O.
 """
 
 from __future__ import annotations
 
-import inspect
 import random
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,12 +54,19 @@ class Sampling:
     )
 
 
-def documented(scorer: Callable[..., Any]) -> Mapping[str, str]:
-    """The meaning of each component that a scorer's docstring lists."""
-    listed = re.findall(
-        r"^- `(\w+)`: (.+?)(?=\n- |\n\n|\Z)", inspect.getdoc(scorer) or "", re.S | re.M
-    )
-    return {name: " ".join((text[0].upper() + text[1:]).split()) for name, text in listed}
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One number of a task's scores.
+
+    Args:
+        meaning: What it measures, for help and documents.
+        of: The number, from what the task has judged.
+        is_reward: Whether it is also a reward, named ``<task>_<component>``.
+    """
+
+    meaning: str
+    of: Callable[[Any], float]
+    is_reward: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +96,10 @@ class Task(ABC):
         name: Its name in configurations and rows; the names of its rewards and metrics begin with it.
         prefix: What its rows and prompts begin with.
         ability: What a model that has learned the task can do, for a model card.
+        components: The numbers of its scores by name; a task that leaves them out has `rewards` and, if
+            it likes, `meanings` instead.
         rewards: The components of its scores that are also rewards, named ``<name>_<component>``.
-        meanings: What components measure, see `documented`; a task may leave them out.
+        meanings: What components measure.
         metrics: Held-out metrics by name; dashboards show ``<name>/<metric>``.
         headline: The most important metric.
         right: The metric, a share, by which an answer is right or wrong; by default the headline.
@@ -106,6 +113,7 @@ class Task(ABC):
     name: ClassVar[str]
     prefix: ClassVar[str]
     ability: ClassVar[str]
+    components: ClassVar[Mapping[str, Component]] = {}
     rewards: ClassVar[Sequence[str]] = ("exact",)
     meanings: ClassVar[Mapping[str, str]] = {}
     metrics: ClassVar[Mapping[str, Metric]] = {"exact": Metric("exact")}
@@ -115,6 +123,11 @@ class Task(ABC):
     sampling: ClassVar[Sampling] = Sampling()
     needs_values: ClassVar[bool] = False
     is_default: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        if own := vars(cls).get("components"):
+            cls.rewards = tuple(name for name, one in own.items() if one.is_reward)
+            cls.meanings = {name: one.meaning for name, one in own.items()}
 
     # --------------------------------------------------------------------------------------------
     # Text

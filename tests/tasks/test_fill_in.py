@@ -18,6 +18,7 @@ from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks import fill_in_record
 from rookworld_rlvr.tasks import text as notation
 from rookworld_rlvr.tasks.environment import parse_environment_answer, parse_environment_prompt
+from rookworld_rlvr.tasks.fill_in import score_fill_in
 from rookworld_rlvr.tasks.fill_in_record import parse_fill_in_answer, parse_fill_in_prompt
 from rookworld_rlvr.tasks.registry import join_row, score_row, split_row
 from rookworld_rlvr.tasks.types import FILL_IN_FIELDS
@@ -233,7 +234,7 @@ def test_an_answer_of_another_form_has_all_components_0() -> None:
         with pytest.raises(NotationError):
             parse_fill_in_answer(field, text)
         row = next(fill_in_rows(2, {field: 1}))
-        score = fill_in_record.score_fill_in(parse_fill_in_prompt(row["prompt"]), text)
+        score = score_fill_in(parse_fill_in_prompt(row["prompt"]), text)
         assert set(score.values()) == {0.0}
 
 

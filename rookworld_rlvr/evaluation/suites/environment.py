@@ -21,7 +21,8 @@ from ...data.sources import Row, SourceArguments
 from ...data.synthesis import fill_in_row
 from ...models.decoding import ROOKWORLD
 from ...tasks import environment, rules
-from ...tasks.fill_in_record import parse_fill_in_prompt, score_fill_in
+from ...tasks.fill_in import score_fill_in
+from ...tasks.fill_in_record import parse_fill_in_prompt
 from ...tasks.types import FILL_IN_FIELDS, EnvironmentPrompt, FillInField
 from ..suite import Answerer, Judged, PromptSuite, SuiteUnavailableError
 
