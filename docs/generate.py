@@ -1,9 +1,10 @@
-"""Write the tables of the documentation that follow from the code.
+"""Write the tables of the documentation, and the table of keys, that follow from the code.
 
     make docs                          # or: python docs/generate.py
     python docs/generate.py --check    # write nothing; exit code 1 if a table is out of date
 
-A table is what is between ``<!-- generated: NAME -->`` and ``<!-- end: NAME -->`` on a page.
+A table is what is between ``<!-- generated: NAME -->`` and ``<!-- end: NAME -->`` on a page. The keys of
+each script go into ``assets/keys.yaml``, by which the command line refuses a misspelt key at once.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import yaml
 
 from rookworld_rlvr.cli.main import first_comment
 from rookworld_rlvr.cli.run import SCRIPTS
@@ -34,6 +38,7 @@ from rookworld_rlvr.training.health import RULES
 DOCS = Path(__file__).parent
 REPOSITORY = DOCS.parent
 FOREIGN = ("trl", "transformers")
+KEYS = REPOSITORY / "rookworld_rlvr" / "assets" / "keys.yaml"
 MARKED = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end: \2 -->)", re.S)
 
 
@@ -42,6 +47,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing, name stale pages")
     args = parser.parse_args()
     stale = stale_pages([*DOCS.glob("*.md"), REPOSITORY / "README.md"])
+    if KEYS.read_text(encoding="utf-8") != (text := keys_by_script()):
+        stale[KEYS] = text
     for path, text in stale.items():
         print(
             f"{path.relative_to(REPOSITORY)}: {'out of date; make docs' if args.check else 'written'}"
@@ -86,7 +93,7 @@ TOPICS: Mapping[str, Sequence[str]] = {
     "Rows": ["DataArguments", "SourceArguments", "RowArguments"],
     "Values of moves": ["LabelArguments", "EngineArguments"],
     "Rewards, preflight and health": ["RookWorldGRPOConfig", "RewardFaultArguments"],
-    "The trainer's parts": ["PartArguments"],
+    "The step": ["StepArguments"],
     "Held-out samples, other tasks and suites": ["MeasurementArguments", "SuiteArguments"],
     "Evaluation": ["EvaluateArguments", "ModelArguments"],
     "Diagnosis and report": ["DiagnoseArguments", "ReportArguments"],
@@ -156,6 +163,22 @@ def owners() -> dict[type, list[str]]:
                 if has_keys and not foreign:
                     found.setdefault(owner, []).append(command)
     return found
+
+
+def keys_by_script() -> str:
+    """All keys of each script, also those of TRL and transformers, with the versions that have them."""
+    found = {
+        script: sorted(
+            item.name
+            for kind in script_module(script).GROUPS
+            for item in dataclasses.fields(kind)
+            if item.init
+        )
+        for script in SCRIPTS.values()
+    }
+    versions = {name: version(name) for name in FOREIGN}
+    head = "# The keys of each script, written by `make docs`.\n"
+    return head + yaml.safe_dump({"versions": versions, "keys": found}, width=100, sort_keys=False)
 
 
 def script_module(name: str) -> Any:

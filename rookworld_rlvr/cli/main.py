@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
+from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import NoReturn
@@ -17,7 +17,15 @@ from typing import NoReturn
 from .. import __version__
 from ..common import machine  # noqa: F401  # for what it starts: before torch is loaded
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
-from ..common.files import find_recipe, message_of, read_keys, replace_text, shipped, shipped_names
+from ..common.files import (
+    find_recipe,
+    message_of,
+    read_asset,
+    read_keys,
+    replace_text,
+    shipped,
+    shipped_names,
+)
 from ..common.terminal import STARTS, drop_stdout, entry, show, wrapped
 from ..evaluation.registry import RANDOM_MOVER
 from ..models.loading import check_model_name
@@ -29,10 +37,6 @@ LAUNCHER = (
     *("num_machines", "machine_rank", "main_process_ip", "main_process_port"),
 )
 """Options of `rookworld` for several processes: those of ``accelerate launch``, and its file."""
-
-
-# A class by its name, its bases and its body.
-_CLASS = re.compile(r"^class (\w+)(?:\(([^)]*)\))?:\n((?:[ \n].*\n|\n)*)", re.M)
 
 
 def main() -> NoReturn:
@@ -87,14 +91,17 @@ def start(command: str, line: Sequence[str]) -> None:
 
 
 def check_keys(script: Path, given: Mapping[str, Sequence[str]]) -> None:
-    """Refuse keys that a script does not have, by the text of the files that declare them.
+    """Refuse keys that a script does not have, by the table of keys that is packaged.
 
-    Those of the recipe that is given are looked at, too.
+    Those of the recipe that is given are looked at, too. With other versions of TRL and transformers
+    than those of the table, the script itself refuses what it does not know, some seconds later.
 
     Raises:
         ConfigurationError: With these keys.
     """
-    known = {"config", *keys_of(script)}
+    if not (known := keys_of(script)):
+        return
+    known.add("config")
     file = find_recipe(given["config"][-1]) if given.get("config") else None
     where = dict.fromkeys(read_keys(file) if file else (), str(file))
     where |= dict.fromkeys(given, "command line")
@@ -105,19 +112,11 @@ def check_keys(script: Path, given: Mapping[str, Sequence[str]]) -> None:
 
 
 def keys_of(script: Path) -> set[str]:
-    """The keys of a script: the fields of its ``GROUPS`` and their bases, without importing any."""
-    trl, transformers = (Path(find_spec(name).origin).parent for name in ("trl", "transformers"))  # type: ignore
-    configs = trl.glob("trainer/*_config.py"), [transformers / "training_args.py", script]
-    files = chain(Path(__file__).parents[1].rglob("*.py"), *configs)
-    text = "\n".join(file.read_text("utf-8") for file in files)
-    classes = {name: parts for name, *parts in _CLASS.findall(text)}
-    groups = re.findall(r"^GROUPS = \[(.*?)\]", script.read_text("utf-8"), re.M | re.S)
-    waiting, keys = re.findall(r"\w+", groups[0]), set()
-    while waiting:
-        bases, body = classes.get(waiting.pop(), ("", ""))
-        waiting += re.findall(r"\w+", bases)
-        keys.update(re.findall(r"^    ([a-z]\w*): .*=", body, re.M))
-    return keys
+    """The keys of a script, from the table that ``make docs`` writes; empty if that is not of here."""
+    table = read_asset("keys.yaml")
+    if any(version(name) != of_table for name, of_table in table["versions"].items()):
+        return set()
+    return {*table["keys"][script.stem]}
 
 
 def first_line(script: Path, given: Mapping[str, Sequence[str]]) -> str:

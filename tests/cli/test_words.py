@@ -1,6 +1,7 @@
 """Other code's names for our keys, recipes by name, and what is said before torch is loaded."""
 
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.run import SCRIPTS, options
 from rookworld_rlvr.cli.words import words
 from rookworld_rlvr.common.errors import ConfigurationError
-from rookworld_rlvr.common.files import find_recipe
+from rookworld_rlvr.common.files import find_recipe, read_asset
 
 from ..support import RECIPES, ran, recipe
 
@@ -63,6 +64,7 @@ def test_a_file_comes_before_a_packaged_recipe(elsewhere: Path) -> None:
 
 MAIN = """
 import sys
+from importlib.metadata import version
 from rookworld_rlvr.cli.main import main
 for sys.argv[1:] in map(str.split, sys.argv[1:]):
     try:
@@ -80,6 +82,11 @@ FAULTS = {
 }
 
 
+def has_versions_of_the_table() -> bool:
+    return all(version(name) == its for name, its in read_asset("keys.yaml")["versions"].items())
+
+
+@pytest.mark.skipif(not has_versions_of_the_table(), reason="other versions of TRL")
 @pytest.mark.parametrize("name", sorted(SCRIPTS.values()))
 def test_no_key_of_a_parser_is_refused_early(name: str) -> None:
     actions = StrictParser(recipe(name).GROUPS).actions.keys()
@@ -87,6 +94,12 @@ def test_no_key_of_a_parser_is_refused_early(name: str) -> None:
     check_keys(RECIPES / f"{name}.py", dict.fromkeys(actions, ()))
 
 
+def test_with_other_versions_the_script_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rookworld_rlvr.cli.main.version", lambda name: "99.0")
+    check_keys(RECIPES / "grpo.py", {"a_key_of_tomorrow": ("1",)})
+
+
+@pytest.mark.skipif(not has_versions_of_the_table(), reason="other versions of TRL")
 def test_faults_that_need_no_torch_come_without_it(elsewhere: Path) -> None:
     (elsewhere / "mine.yaml").write_text("learning_rat: 1\n")
     said = ran(sys.executable, "-c", MAIN, *FAULTS).stderr

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from rookworld_rlvr import __version__
+from rookworld_rlvr.common.files import read_asset
 from rookworld_rlvr.common.stats import proportion
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.tasks.registry import join_row
@@ -32,6 +34,8 @@ def test_generated_tables_are_those_of_the_code() -> None:
     spec.loader.exec_module(generate)
     assert [path.name for path in generate.stale_pages([README, *DOCS])] == [], "run make docs"
     text = "\n".join(path.read_text() for path in DOCS)
+    if all(version(name) == its for name, its in read_asset("keys.yaml")["versions"].items()):
+        assert generate.KEYS.read_text() == generate.keys_by_script(), "run make docs"
     assert generate.TABLES and generate.MARKED.search(text)
     assert all(f"<!-- generated: {name} -->" in text for name in generate.TABLES)
 

@@ -117,7 +117,10 @@ def test_a_disturbed_run_learns_as_an_undisturbed_one(tmp_path: Path, stockfish:
     assert all(step["engine/given_up"] == 0 for step in disturbed["steps"])
     assert second["signals"] == 2
     for name in ("environment/exact", "policy/best_move"):
-        low, high = clean["heldout"][name]["interval_after"]
-        assert low <= disturbed["heldout"][name]["after"] <= high, name
+        # Both are estimates: of two equal ones, one in six is outside of the other's interval.
+        (low, high), (lowest, highest) = (
+            run["heldout"][name]["interval_after"] for run in (clean, disturbed)
+        )
+        assert low <= highest and lowest <= high, name
     learnt = clean["heldout"]["environment/exact"]
     assert learnt["after"] > learnt["before"], "there was something to learn"

@@ -275,7 +275,7 @@ def test_two_processes_decide_alike_where_only_one_lacks_signal(two: list[Any]) 
     assert len(steps) == 3
     assert all(0 < entry["zero_variance/trained"] <= 0.5 for entry in steps), "the second's half"
     assert all(entry["zero_variance/extra_prompts"] == 16 for entry in steps), "up to the bound"
-    assert first["state"]["kl"]["beta"] != 0.1
+    assert first["state"]["beta"] != 0.1
 
 
 @pytest.mark.slow
