@@ -366,3 +366,18 @@ def mixed_rows(rows: Dataset, each: int = 16, tasks: Any = ("environment", "poli
     column = rows["task"][:]  # as a list: to go through a column of a data set takes a second
     of_task = [[i for i, name in enumerate(column) if name == task][:each] for task in tasks]
     return rows.select([index for turn in zip(*of_task, strict=True) for index in turn])
+
+
+def constant(completions: list[str], **columns: Any) -> list[float]:
+    return [0.0] * len(completions)
+
+
+@pytest.fixture
+def made(build: Callable[..., Any], packaged: LoadedData) -> Callable[..., Any]:
+    """A trainer of the packaged model whose rewards teach nothing."""
+    rows = mixed_rows(packaged.train, each=8)
+    defaults = {"rewards": None, "reward_funcs": [constant], "train_dataset": rows, **NOT_KEPT}
+    defaults |= {"max_completion_length": 64, "num_generations": 2}
+    return lambda **options: build(
+        loading.load_model(loading.PACKAGED_MODEL), **{**defaults, **options}
+    )

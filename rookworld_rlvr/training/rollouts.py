@@ -155,10 +155,10 @@ def fill(
         spare = [
             (number, index)
             for number in range(1, len(tasks))
-            for index in _share(range(len(tasks[number])), processes, process)
+            for index in share_of(range(len(tasks[number])), processes, process)
             if signal[number][index]
         ]
-        for place in _share(range(len(tasks[0])), processes, process):
+        for place in share_of(range(len(tasks[0])), processes, process):
             if spare and not signal[0][place]:
                 task = tasks[0][place]
                 places[place] = min(spare, key=lambda at: tasks[at[0]][at[1]] != task)
@@ -166,7 +166,7 @@ def fill(
     return places
 
 
-def _share(items: Any, processes: int, process: int) -> Any:
+def share_of(items: Any, processes: int, process: int) -> Any:
     """A process's part of a sequence that holds all processes' items, process by process."""
     size = len(items) // processes
     return items[process * size : (process + 1) * size]

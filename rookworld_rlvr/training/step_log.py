@@ -12,7 +12,15 @@ from transformers import Trainer
 
 from .advantages import weighted
 from .callbacks import TableInterval, escape_for_terminal
-from .rollouts import Batch, Log, Rollouts, loss_mask, trained_advantages, was_sampled
+from .rollouts import (
+    Batch,
+    Log,
+    Rollouts,
+    loss_mask,
+    share_of,
+    trained_advantages,
+    was_sampled,
+)
 from .scoring import Scores
 
 if TYPE_CHECKING:
@@ -142,9 +150,7 @@ class StepLog(Trainer):
 
     def local_rows(self, items: Any) -> Any:
         """This process's share of a sequence that has all processes' items, process by process."""
-        size = len(items) // self.accelerator.num_processes
-        first = size * self.accelerator.process_index
-        return items[first : first + size]
+        return share_of(items, self.accelerator.num_processes, self.accelerator.process_index)
 
     def on_all(self, counted: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor on all processes."""

@@ -148,10 +148,16 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, HeldoutTrainer, Step):
 
             self.kept = Kept(self)
 
+    @property
+    def _draws_prompts(self) -> bool:
+        """Whether prompts are drawn by `prompt_sampler` and not by TRL."""
+        keys = self.keys
+        return bool(keys.task_phases or keys.sft_extra or keys.zero_variance == "resample")
+
     def _callbacks(self) -> list[TrainerCallback]:
         """What acts between steps, in this order."""
         found: list[TrainerCallback | None] = [self.clock, self.kl]
-        if self.keys.task_phases or self.keys.sft_extra or self.keys.zero_variance == "resample":
+        if self._draws_prompts:
             from .prompt_sampler import EpochCallback
 
             found.append(EpochCallback(self))
@@ -177,9 +183,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, HeldoutTrainer, Step):
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
         """Draw prompts by phases of tasks, or beside the batches, which TRL's sampler cannot."""
-        if not (
-            self.keys.task_phases or self.keys.sft_extra or self.keys.zero_variance == "resample"
-        ):
+        if not self._draws_prompts:
             return super()._get_train_sampler(dataset)
         from .prompt_sampler import sampler_of
 

@@ -1,6 +1,5 @@
 """What a step logs and computes where an earlier one was wrong; each was first shown to fail."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,28 +7,12 @@ import torch
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.choices import choice_logps
 from rookworld_rlvr.training.losses import SOFT_TEMPERATURE
 from rookworld_rlvr.training.scoring import ATTENTION
 
-from ..support import NOT_KEPT, loss_of, mixed_rows, sampled
-
-
-def constant(completions: list[str], **columns: Any) -> list[float]:
-    return [0.0] * len(completions)
-
-
-@pytest.fixture
-def made(build: Callable[..., Any], packaged: LoadedData) -> Callable[..., Any]:
-    """A trainer of the packaged model whose rewards teach nothing."""
-    rows = mixed_rows(packaged.train, each=8)
-    defaults = {"rewards": None, "reward_funcs": [constant], "train_dataset": rows, **NOT_KEPT}
-    defaults |= {"max_completion_length": 64, "num_generations": 2}
-    return lambda **options: build(
-        loading.load_model(loading.PACKAGED_MODEL), **{**defaults, **options}
-    )
+from ..support import loss_of, sampled
 
 
 def test_lengths_are_those_of_what_is_trained_on(made: Any) -> None:

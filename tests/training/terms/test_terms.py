@@ -7,31 +7,15 @@ import pytest
 import torch
 
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.tasks.environment import ENVIRONMENT
 from rookworld_rlvr.tasks.policy import win_probability
 from rookworld_rlvr.tasks.types import values_by_move
 
-from ...support import NOT_KEPT, loss_of, mixed_rows
+from ...support import loss_of
 from ...support import sampled as batch_of
 
 MOVES = {"expected_score_coef": 2.0, "soft_moves_coef": 0.5}
-
-
-def constant(completions: list[str], **columns: Any) -> list[float]:
-    return [0.0] * len(completions)
-
-
-@pytest.fixture
-def made(build: Callable[..., Any], packaged: LoadedData) -> Callable[..., Any]:
-    """A trainer of the packaged model whose rewards teach nothing."""
-    rows = mixed_rows(packaged.train, each=8)
-    defaults = {"rewards": None, "reward_funcs": [constant], "train_dataset": rows, **NOT_KEPT}
-    defaults |= {"max_completion_length": 64, "num_generations": 2}
-    return lambda **options: build(
-        loading.load_model(loading.PACKAGED_MODEL), **{**defaults, **options}
-    )
 
 
 def sampled(trainer: Any, rows: list[Any]) -> Any:
