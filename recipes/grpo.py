@@ -11,41 +11,31 @@ from __future__ import annotations
 from rookworld_rlvr.common.machine import use_idle_cores  # before torch is loaded
 
 # isort: split
-import shutil
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
-from transformers import TrainerCallback
 from trl import ModelConfig, get_peft_config
 
-from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser
 from rookworld_rlvr.cli.run import next_commands, run_cli
+from rookworld_rlvr.cli.training_run import TrainingRun
 from rookworld_rlvr.common.files import write_json, write_text
 from rookworld_rlvr.common.machine import machine
-from rookworld_rlvr.common.terminal import keep_log, wrapped
-from rookworld_rlvr.data.loading import (
-    DataArguments,
-    label_heldout,
-    load_data,
-    require_truth,
-)
+from rookworld_rlvr.common.terminal import wrapped
+from rookworld_rlvr.data.loading import DataArguments, label_heldout, require_truth
 from rookworld_rlvr.engine.truth import LabelArguments, PolicyTruth
 from rookworld_rlvr.evaluation.registry import SuiteArguments
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.registry import open_rewards
 from rookworld_rlvr.tasks.metrics import limits
-from rookworld_rlvr.training.callbacks import StopOnInterrupt, print_short_lines
 from rookworld_rlvr.training.config import (
     RookWorldGRPOConfig,
     RunArguments,
     check_recipe,
     require_suites,
 )
-from rookworld_rlvr.training.model_card import Run, trained_rewards, write_card
+from rookworld_rlvr.training.model_card import trained_rewards, write_card
 from rookworld_rlvr.training.own import trainer_class
 from rookworld_rlvr.training.results import (
     ANSWERS_AFTER,
@@ -58,16 +48,7 @@ from rookworld_rlvr.training.results import (
     compared,
     write_results,
 )
-from rookworld_rlvr.training.run_folder import (
-    close_provenance,
-    goes_on,
-    open_folder,
-    open_provenance,
-    quarantine_path,
-    resume_point,
-    save_final,
-    write_answers,
-)
+from rookworld_rlvr.training.run_folder import close_provenance, save_final, write_answers
 from rookworld_rlvr.training.sampling import check_rows
 
 RECIPE = Path(__file__).with_name("grpo_nano.yaml")
@@ -82,66 +63,49 @@ GROUPS = [
 
 
 def main(argv: Sequence[str]) -> None:
-    started = time.perf_counter()
-    parser = StrictParser(GROUPS, RECIPE)
-    arguments = parser.parse_strictly(argv, check_recipe)
-    run_args, data_args, label_args, model_args, training_args, suite_args = arguments
-    output_dir = Path(training_args.output_dir)
-    resolved = parser.resolved(*arguments)
-    state = PartialState()
+    run = TrainingRun("grpo", argv, GROUPS, RECIPE, check_recipe)
+    _, data_args, label_args, model_args, training_args, suite_args = run.arguments
+    output_dir, checkpoint = run.output_dir, run.checkpoint
     prompts = training_args.generation_batch_size // training_args.num_generations
     trainer_kind = trainer_class(training_args.trainer_from)
 
     ################
     # Data
     ################
-    if run_args.dry_run:
+    if run.is_dry:
         from rookworld_rlvr.cli.dry_run import dry_run_text
 
-        data = load_data(data_args)
+        data = run.load_data()
         require_truth(data, data_args.tasks, label_args.labels)
         truth = PolicyTruth.open(label_args, data.report.unlabelled)
         check_rows(len(data.train), prompts)
-        state.print(dry_run_text(data, training_args.rewards, truth))
-        state.print(f"\n{resolved.partition(DEFAULTS)[0]}")
+        run.state.print(dry_run_text(data, training_args.rewards, truth))
+        run.print_recipe()
         return
-    checkpoint = resume_point(training_args.resume_from_checkpoint, output_dir, resolved)
-    quarantine = quarantine_path(output_dir)
-    repository = None
-    if training_args.push_to_hub and state.is_main_process:
-        from rookworld_rlvr.reports.page import page
-        from rookworld_rlvr.reports.record import read_runs
-        from rookworld_rlvr.training.hub import create_repository, push
-
-        repository = create_repository(training_args)
-    with state.main_process_first():
-        data = load_data(
-            data_args,
-            quarantine if state.is_main_process else None,
-            training_args.other_task_rows,
-        )
-    state.print(use_idle_cores())
-    state.print(wrapped("\n".join(data.report.lines())))
+    data = run.load_data(other_task_rows=training_args.other_task_rows)
+    run.state.print(use_idle_cores())
+    run.state.print(wrapped("\n".join(data.report.lines())))
     require_truth(data, data_args.tasks, label_args.labels)
     check_rows(len(data.train), prompts)
     truth = PolicyTruth.open(label_args, data.report.unlabelled)
-    with state.local_main_process_first():  # the other processes find the values in the cache
+    with run.state.local_main_process_first():  # the other processes find the values in the cache
         data = label_heldout(data, truth)
     for line in truth.lines():
-        state.print(line)
-    keep = goes_on(output_dir, checkpoint)
+        run.state.print(line)
     before = None
     if checkpoint:
         from rookworld_rlvr.training.resuming import starting_point
 
         before = starting_point(checkpoint, data.heldout)
         if before is None:
-            state.print(
+            run.state.print(
                 f"nothing from before training is in {checkpoint.parent}: it is measured now"
             )
-    if (
-        training_args.pass_samples or data.others
-    ):  # loaded now, so that no import can fail at the end
+    # What the end needs is loaded now, so that no import can fail then.
+    if run.repository is not None:
+        from rookworld_rlvr.reports.page import page
+        from rookworld_rlvr.reports.record import read_runs
+    if training_args.pass_samples or data.others:
         from rookworld_rlvr.evaluation.pass_at_k import pass_summary
         from rookworld_rlvr.training.measurements import (
             measure_others,
@@ -160,7 +124,7 @@ def main(argv: Sequence[str]) -> None:
 
         suites, left_out = open_suites(suite_args, label_args)
     for name, reason in left_out.items():
-        state.print(f"suite {name} is left out: {reason}")
+        run.state.print(f"suite {name} is left out: {reason}")
     require_suites(training_args, left_out)
 
     ################
@@ -182,31 +146,12 @@ def main(argv: Sequence[str]) -> None:
     ################
     # Training
     ################
-    changed: list[str] = []
-    if state.is_main_process:
-        open_folder(output_dir, keep, resolved, quarantine)
-        for name in (HELDOUT_BEFORE, ANSWERS_BEFORE):
-            if checkpoint and not keep and (checkpoint.parent / name).is_file():
-                shutil.copy(checkpoint.parent / name, output_dir)  # of a run that goes on elsewhere
-        keep_log(output_dir)
-        at = state.num_processes, checkpoint
-        changed = open_provenance(output_dir, resolved, data, truth, *at)
-        if "wandb" in training_args.report_to:
-            from rookworld_rlvr.training.dashboard import configure_wandb
-
-            base = model_args.model_name_or_path
-            print(configure_wandb(output_dir, keep, data_args.tasks, base, parser.recipe))
-    state.wait_for_everyone()
-    interrupt = StopOnInterrupt()
-    callbacks: list[TrainerCallback] = [interrupt]
+    run.open_folder(data, truth, carried=(HELDOUT_BEFORE, ANSWERS_BEFORE))
+    callbacks = run.callbacks()
     if training_args.health:
         from rookworld_rlvr.training.health import HealthCallback
 
-        callbacks.insert(0, HealthCallback())
-    if "wandb" in training_args.report_to:
-        from rookworld_rlvr.training.dashboard import RunConfigCallback, use_dashboard
-
-        callbacks.insert(0, RunConfigCallback(parser.values, changed))
+        callbacks.insert(-1, HealthCallback())  # before that of Ctrl-C
     trainer = trainer_kind(
         model=model,
         reward_funcs=reward_funcs,
@@ -217,15 +162,15 @@ def main(argv: Sequence[str]) -> None:
         peft_config=get_peft_config(model_args),
         callbacks=callbacks,
     )
-    print_short_lines(trainer)
     if "wandb" in training_args.report_to:
+        from rookworld_rlvr.training.dashboard import use_dashboard
+
         use_dashboard(trainer, truth)
     trainer.heldout.before = before  # None: it is measured when training begins
     if training_args.pass_samples and checkpoint:
         trainer.heldout.right = starting_counts(training_args, checkpoint.parent)
     trainer.heldout.suites = suites
-    trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
-    interrupt.leave_if_stopped(output_dir)
+    run.train(trainer)
 
     ################
     # Result
@@ -241,7 +186,7 @@ def main(argv: Sequence[str]) -> None:
     reach = limits(data.heldout)
     if trainer.accelerator.is_main_process:
         write_answers(output_dir / ANSWERS_AFTER, data.heldout, trainer.heldout.completions)
-        close_provenance(output_dir, started, model.num_parameters())
+        close_provenance(output_dir, run.started, model.num_parameters())
         write_results(
             output_dir / RESULTS,
             {"before": before, "after": after},
@@ -259,22 +204,8 @@ def main(argv: Sequence[str]) -> None:
                 results.insert(0, ModelResults(start, trainer.heldout.suites_before, left_out))
             write_json(output_dir / EVALUATION, results_document(results, [], machine()))
             print(results_text(results))
-        run = Run(
-            command="grpo",
-            folder=output_dir,
-            recipe=parser.values,
-            base=model_args.model_name_or_path,
-            data=data,
-            dataset=data_args.dataset_name,
-            parameters=model.num_parameters(),
-            seconds=time.perf_counter() - started,
-            processes=state.num_processes,
-            resumed=checkpoint is not None,
-            changed=changed,
-            repository=repository,
-        )
         write_card(  # last: a run with a card is finished
-            run,
+            run.record(data, model.num_parameters()),
             {name: result.value for name, result in after.items()},
             ["grpo", "rlvr"],
             adapters=model_args.use_peft,
@@ -292,11 +223,11 @@ def main(argv: Sequence[str]) -> None:
         is_start = training_args.guard and not step
         why = ": the starting model, as no evaluated checkpoint kept the guard" if is_start else ""
         print(f"\nmodel: {output_dir} (step {step} of {trainer.state.global_step}{why})\n")
-        if repository is not None:
-            report = page(read_runs([str(output_dir)]))
-            write_text(output_dir / REPORT, report)
-            print(push(repository, output_dir, training_args), end="\n\n")
-        print(next_commands(output_dir, model_args.model_name_or_path, parser.values))
+        if run.repository is not None:
+            write_text(output_dir / REPORT, page(read_runs([str(output_dir)])))
+            run.push()
+            print()
+        print(next_commands(output_dir, model_args.model_name_or_path, run.parser.values))
 
 
 if __name__ == "__main__":
