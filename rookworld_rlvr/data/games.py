@@ -538,8 +538,11 @@ def collect(
                 for group, need in targets.items()
             }
             yield seen.first_of(found, allowed, taken)
-            if turn == 0 and number == min(_FIRST_BLOCKS, count) - 1:
-                _check_enough(taken, allowed, games, bounds[number + 1])
+            if number == min(_FIRST_BLOCKS, count) - 1:
+                if turn == 0:
+                    _check_enough(taken, allowed, games, bounds[number + 1])
+                else:
+                    check_gain(missing, taken, targets, games, count / (number + 1))
             if taken.total() == total:
                 return
         if taken.total() == before:
@@ -572,11 +575,41 @@ def _check_enough(
     for (kind, source), need in wanted.items():
         if taken[kind, source] < need * share:
             of = f"{walked:,} of {games:,}" if walked < games else f"{games:,}"
-            raise NoMoreRowsError(
-                f"only {taken[kind, source]:,} of {need:,} rows of the kind {kind!r} were found in {of} "
-                f"games{f' ({source} ones)' if source else ''}; play more games, ask for fewer rows, or "
-                "change game_shares or random_game_share"
-            )
+            raise _no_more((kind, source), taken[kind, source], need, of)
+
+
+def _no_more(group: Group, found: int, need: int, games: str) -> NoMoreRowsError:
+    kind, source = group
+    return NoMoreRowsError(
+        f"only {found:,} of {need:,} rows of the kind {kind!r} were found in {games} "
+        f"games{f' ({source} ones)' if source else ''}; play more games, ask for fewer rows, or "
+        "change game_shares or random_game_share"
+    )
+
+
+def check_gain(
+    missing: Mapping[Group, int],
+    taken: Mapping[Group, int],
+    targets: Mapping[Group, int],
+    games: int,
+    scale: float,
+) -> None:
+    """Refuse to go through the games again and again for a few rows each time.
+
+    Args:
+        missing: How many rows of each group were missing before this turn.
+        taken: How many there are by now.
+        targets: How many are wanted.
+        games: How many games there are.
+        scale: How many times as many blocks there are as have been gone through in this turn.
+
+    Raises:
+        NoMoreRowsError: The whole turn would give less than a tenth of what is missing.
+    """
+    for group, lack in missing.items():
+        gained = taken[group] - (targets[group] - lack)
+        if lack >= 50 * scale and gained * scale < lack / 10:  # a tenth would be five rows by now
+            raise _no_more(group, taken[group], targets[group], f"{games:,}")
 
 
 class _Seen:

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,13 @@ import pytest
 
 from rookworld_rlvr.common.errors import ConfigurationError, EngineError, RookWorldError
 from rookworld_rlvr.data import games, play
-from rookworld_rlvr.data.games import GAME_SHARES, Found, collect, environment_targets
+from rookworld_rlvr.data.games import (
+    GAME_SHARES,
+    Found,
+    check_gain,
+    collect,
+    environment_targets,
+)
 from rookworld_rlvr.data.loading import DataArguments, is_held_out, load_data
 from rookworld_rlvr.data.play import Play, play_games
 from rookworld_rlvr.data.prepare import PrepareArguments
@@ -240,6 +247,21 @@ def test_rare_kinds_are_taken_of_further_games_and_others_are_refused(games_file
         RookWorldError, match=r"only \d+ of 1,000 rows of the kind 'openings' .* 40 games"
     ):
         rows_of(games_file, 2_000, openings=1.0)
+
+
+@pytest.mark.parametrize(("gained", "is_refused"), [(4, True), (6, False)])
+def test_games_that_give_a_row_now_and_then_are_not_gone_through_for_ever(
+    gained: int, is_refused: bool
+) -> None:
+    group = ("openings", play.PLAYED)
+    missing, targets = (
+        {group: 1_000},
+        {group: 9_000},
+    )  # after 8 of 160 blocks, a tenth would be 5 rows
+    refusal = pytest.raises(RookWorldError, match="only 8,004 of 9,000")
+    context: Any = refusal if is_refused else nullcontext()
+    with context:
+        check_gain(missing, {group: 8_000 + gained}, targets, 7_200, 160 / 8)
 
 
 # --------------------------------------------------------------------------------------------------
