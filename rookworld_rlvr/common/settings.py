@@ -23,7 +23,7 @@ from .errors import ConfigurationError, close_matches
 BOUNDS = "bounds"  # in a field's metadata, beside `help`
 
 
-Kind = TypeVar("Kind")
+DataclassType = TypeVar("DataclassType")
 
 
 Check = Callable[[Any, str], list[str]]
@@ -78,14 +78,14 @@ def with_default(kind: type, name: str, default: Any) -> Any:
     return field(default=default, metadata=inherited.metadata)
 
 
-def bounded(bounds: Mapping[str, Bounds]) -> Callable[[type[Kind]], type[Kind]]:
+def bounded(bounds: Mapping[str, Bounds]) -> Callable[[type[DataclassType]], type[DataclassType]]:
     """Add bounds to inherited fields of a dataclass; their defaults and documentation stay.
 
     Args:
         bounds: By the names of the fields that they hold for, with blanks between them.
     """
 
-    def give(kind: type[Kind]) -> type[Kind]:
+    def give(kind: type[DataclassType]) -> type[DataclassType]:
         fields: dict[str, Any] = kind.__dict__["__dataclass_fields__"]
         for names, found in bounds.items():
             for name in names.split():

@@ -25,7 +25,7 @@ def wilson(share: float, n: float) -> tuple[float, float]:
     return max(0.0, low) if share > 0 else 0.0, min(1.0, high) if share < 1 else 1.0
 
 
-Kind = Literal["share", "mean", "amount"]
+MetricKind = Literal["share", "mean", "amount"]
 """Of values that are 0 or 1, of values in [0, 1], or of other numbers, such as pawns."""
 
 
@@ -89,7 +89,7 @@ def proportion(right: float, n: int) -> Estimate:
     return Estimate(right / n, *wilson(right / n, n), n)
 
 
-def estimate(kind: Kind, values: Sequence[float]) -> Estimate:
+def estimate(kind: MetricKind, values: Sequence[float]) -> Estimate:
     """A share with its Wilson interval, or a mean with its bootstrap interval.
 
     The bootstrap draws only values that were seen: of equal or few values its interval would be too
@@ -105,7 +105,9 @@ def estimate(kind: Kind, values: Sequence[float]) -> Estimate:
     return Estimate(math.fsum(values) / len(values), low, high, len(values))
 
 
-def paired(kind: Kind, first: Mapping[str, float], second: Mapping[str, float]) -> Paired | None:
+def paired(
+    kind: MetricKind, first: Mapping[str, float], second: Mapping[str, float]
+) -> Paired | None:
     """Compare two models on the items that both have a value for; None if there are no such items.
 
     Shares are compared by McNemar's exact test, means by `permutation_test`. With fewer than six items
@@ -138,12 +140,12 @@ def paired(kind: Kind, first: Mapping[str, float], second: Mapping[str, float]) 
     return Paired(float(differences.mean()), low, high, p, len(items))
 
 
-Values = Mapping[str, Mapping[str, float]]
+ValuesByMetric = Mapping[str, Mapping[str, float]]
 """By metric and item."""
 
 
 def paired_by_metric(
-    kind: Callable[[str], Kind], first: Values, second: Values
+    kind: Callable[[str], MetricKind], first: ValuesByMetric, second: ValuesByMetric
 ) -> dict[str, Paired]:
     """How a second model differs from a first one by each metric that both have; see `paired`.
 
@@ -199,7 +201,7 @@ def permutation_test(differences: np.ndarray) -> float:
     return extreme / (RESAMPLES + 1)
 
 
-def _mean_interval(values: np.ndarray, kind: Kind, least: float) -> tuple[float, float]:
+def _mean_interval(values: np.ndarray, kind: MetricKind, least: float) -> tuple[float, float]:
     if len(values) >= _FEW and values.min() < values.max():
         generator = np.random.default_rng(_SEED)
         means = [

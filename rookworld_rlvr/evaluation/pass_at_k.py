@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.files import replace_text
-from ..common.stats import Estimate, Kind, Paired, estimate, paired_by_metric
+from ..common.stats import Estimate, MetricKind, Paired, estimate, paired_by_metric
 
 GREEDY_SHARE = "greedy"  # beside pass@k
 
@@ -54,13 +54,15 @@ def ks(samples: int) -> list[int]:
     return [*powers, samples] if samples else []
 
 
-def kinds(samples: int) -> dict[str, Kind]:
+def kinds(samples: int) -> dict[str, MetricKind]:
     """The kind of pass@k for each of `ks`, by name: with all samples a share, since a prompt has 0 or 1.
 
     >>> kinds(4)
     {'pass@1': 'mean', 'pass@2': 'mean', 'pass@4': 'share', 'majority@4': 'share'}
     """
-    found: dict[str, Kind] = {f"pass@{k}": "share" if k == samples else "mean" for k in ks(samples)}
+    found: dict[str, MetricKind] = {
+        f"pass@{k}": "share" if k == samples else "mean" for k in ks(samples)
+    }
     return found | ({f"majority@{samples}": "share"} if samples else {})
 
 
@@ -125,7 +127,7 @@ class RightCounts:
         """How `other` differs from these on the same prompts; see `common.stats.paired`."""
         return paired_by_metric(self._kind, self._values(), other._values())
 
-    def _kind(self, name: str) -> Kind:
+    def _kind(self, name: str) -> MetricKind:
         return "share" if name == GREEDY_SHARE else kinds(self.samples)[name]
 
     def _values(self) -> dict[str, dict[str, float]]:

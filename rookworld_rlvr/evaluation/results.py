@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..common.stats import Estimate, Kind, Paired, estimate, paired_by_metric
+from ..common.stats import Estimate, MetricKind, Paired, estimate, paired_by_metric
 from ..common.terminal import wrapped
 from .registry import SUITE_HEADLINES, SUITES
 
@@ -33,7 +33,7 @@ class SuiteResult:
     n: int
     seed: int | None
     decoding: Mapping[str, Any]
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, MetricKind]
     values: Mapping[str, Mapping[str, float]]
     estimates: Mapping[str, Estimate] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class SuiteResult:
         """How `other` differs from this one, metric by metric, on the items of both."""
         return paired_by_metric(self._kind, self.values, other.values)
 
-    def _kind(self, name: str) -> Kind:
+    def _kind(self, name: str) -> MetricKind:
         return self.kinds[name.split("/", 1)[0]]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
 from ..common.files import find_recipe, read_keys, shipped_names
 from ..common.own import load_own_class
-from ..common.stats import Kind
+from ..common.stats import MetricKind
 from ..data.loading import DataArguments, load_data
 from ..data.parsing import parse_rows, raw_rows
 from ..data.sources import Malformed, SourceArguments, check_dataset_name
@@ -67,7 +67,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class SuiteMetric:
     """What a suite measures.
 
     Args:
@@ -76,7 +76,7 @@ class Metric:
         meaning: One sentence.
     """
 
-    kind: Kind
+    kind: MetricKind
     meaning: str = ""
 
 
@@ -111,7 +111,7 @@ class Suite(ABC, Generic[Item]):
     name: ClassVar[str]
     version: ClassVar[int]
     summary: ClassVar[str] = ""
-    metrics: ClassVar[Mapping[str, Metric]]
+    metrics: ClassVar[Mapping[str, SuiteMetric]]
     headline: ClassVar[str]
     right: ClassVar[str] = ""
     grouped: ClassVar[Collection[str]] = ()
@@ -127,7 +127,7 @@ class Suite(ABC, Generic[Item]):
             cls.name, cls.version, cls.headline = packaged, said["version"], said["headline"]
             cls.right, cls.grouped = said.get("right", ""), said.get("grouped", ())
             cls.summary, cls.about = said["summary"], said["about"]
-            cls.metrics = {name: Metric(*entry) for name, entry in said["metrics"].items()}
+            cls.metrics = {name: SuiteMetric(*entry) for name, entry in said["metrics"].items()}
 
     def __init__(
         self, items: Mapping[str, Item], seed: int, notes: Mapping[str, Any] | None = None

@@ -46,7 +46,7 @@ from .gpt2 import position_ids_from_mask
 from .loading import room_after
 
 Asked = TypeVar("Asked")
-Answer = TypeVar("Answer")
+Answered = TypeVar("Answered")
 
 ANSWER_TOKENS = 160  # the longest answer; a right one has up to 78 tokens of GPT-2's tokenizer
 _CROWD = 0.75  # rows that have ended are dropped once at most this share is live
@@ -164,8 +164,8 @@ def _seeds(prompts: Sequence[Any], seed: int) -> list[int]:
 
 
 def shared(
-    items: Sequence[Asked], answer: Callable[..., list[Answer]], title: str, each: int = 1
-) -> list[Answer]:
+    items: Sequence[Asked], answer: Callable[..., list[Answered]], title: str, each: int = 1
+) -> list[Answered]:
     """Let every process answer a share of the items, such as prompts, and return all answers on each.
 
     All shares have the same size, so some items may be answered twice. Under FSDP all processes take

@@ -57,7 +57,7 @@ def own_faults(spec: Mapping[str, Any]) -> list[str]:
     return faults
 
 
-def own_reward(spec: Mapping[str, Any], tasks: Collection[str]) -> Callable[..., Any]:
+def user_reward(spec: Mapping[str, Any], tasks: Collection[str]) -> Callable[..., Any]:
     """A user's reward with its options, called for the rows of its tasks only.
 
     Args:

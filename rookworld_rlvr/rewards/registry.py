@@ -100,7 +100,7 @@ def get_reward_funcs(
         specs: A name, or ``{"name": ..., "weight": ..., **options}``, each. A weight is for
             `RookWorldGRPOConfig`; here it is left out, with a warning. The name ``judge`` or
             ``judge_<suffix>`` means a frozen model, which is loaded, see `judge.JudgeSpec`. A name with
-            a colon means the user's own, see `own.own_reward`.
+            a colon means the user's own, see `own.user_reward`.
         truth: Where the values of moves come from; None takes the column `action_values`.
 
     Raises:
@@ -157,9 +157,9 @@ def _is_judge(name: str) -> bool:
 
 def _open(spec: Spec, truth: PolicyTruth) -> RewardFunc:
     if is_own(spec["name"]):
-        from .own import own_reward
+        from .own import user_reward
 
-        return own_reward(spec, judged_tasks(spec))
+        return user_reward(spec, judged_tasks(spec))
     if _is_judge(spec["name"]):
         from .judge import JudgeReward, JudgeSpec
 

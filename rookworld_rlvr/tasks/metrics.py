@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from ..common.errors import close_matches
-from ..common.stats import Estimate, Kind, Paired, estimate, paired_by_metric
+from ..common.stats import Estimate, MetricKind, Paired, estimate, paired_by_metric
 from .registry import TASKS, score_row
 from .task import Metric, Task
 from .types import Score, values_by_move
@@ -53,7 +53,7 @@ def unknown_metric(name: str, known: Collection[str], prefix: str = "") -> str:
     return f"{name!r} is {why}{close_matches(name, known)}; the usual ones are {usual}"
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> MetricKind:
     """Whether a held-out metric is a share of rows or a mean."""
     _, metric = metrics().get(name, (None, None))
     return "share" if metric is None else metric.kind

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from ..common.errors import NotationError
 from ..common.settings import setting
-from ..common.stats import Kind
+from ..common.stats import MetricKind
 from . import rules
 from .text import clean, parse_fen
 from .types import EnvironmentPrompt, Score, Values, values_by_move
@@ -81,7 +81,7 @@ class Metric:
 
     component: str
     part: str | None = None
-    kind: Kind = "share"
+    kind: MetricKind = "share"
 
     def value(self, score: Score) -> float:
         """What one row counts."""

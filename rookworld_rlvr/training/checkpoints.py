@@ -247,8 +247,8 @@ class WholeCheckpoints(Trainer):
         use_threads(saved.get("threads", torch.get_num_threads()))
         now, before = self._batches(), saved["batches"]
         if now != before:
-            text = "the run goes on, but with other batches than without a stop"
-            self.accelerator.print(f"{text}: {before} -> {now}")
+            text = "so results will differ from those of a run without a stop"
+            self.accelerator.print(f"batch sizes changed ({before} -> {now}), {text}")
             return
         if (batches := saved["kept"].get("_buffered_inputs")) and "row" not in batches[0]:
             raise ConfigurationError(

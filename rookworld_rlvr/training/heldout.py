@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..evaluation.pass_at_k import RightCounts
     from ..evaluation.results import SuiteResult
     from ..evaluation.suite import Suite
-    from .keeping import Averaging, Guard
+    from .weights import Averaging, Guard
     from .trainer import RookWorldGRPOTrainer
 
 
@@ -139,7 +139,7 @@ class HeldoutEvaluation:
         items = [*rows]
         with quiet(is_quiet):
             self.completions = shared([row["prompt"] for row in items], answer, "held-out rows")
-            rewards = self._own_rewards(items)
+            rewards = self._user_rewards(items)
         judged = [with_task(row) for row in items]
         self.results = {**evaluate_completions(judged, self.completions), **rewards}
         is_first = (
@@ -194,7 +194,7 @@ class HeldoutEvaluation:
 
         return measure_pass(self.trainer, rows, when)
 
-    def _own_rewards(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Estimate]:
+    def _user_rewards(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Estimate]:
         """Means of the user's own rewards over the rows that they give a number for.
 
         Raises:

@@ -46,7 +46,7 @@ class OwnCard(Trainer):
         """Push nothing, because `hub.push` does it after the run; transformers would push too early."""
 
     def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Save weights for those whom the umask lets read, without transformers' `training_args.bin`.
+        """Save weights under the user's umask, and not transformers' `training_args.bin`.
 
         That file is a pickle, which nobody should load and nothing reads.
         """

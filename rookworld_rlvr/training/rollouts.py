@@ -47,7 +47,7 @@ class Rollouts:
         values: ``(N,)``, what the completions are compared by, see `advantages.compared`.
         batch: The completions of this process, as TRL gives them.
         log: The log of all processes' rows: `N` values a column.
-        drawn_tasks: The tasks of all groups that were drawn, also of those that were replaced.
+        drawn_tasks: The tasks of every group sampled, replaced ones included.
         drawn: ``(D * G,)``, what those groups' completions are compared by.
     """
 

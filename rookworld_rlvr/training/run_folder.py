@@ -230,6 +230,6 @@ def save_final(trainer: Trainer, folder: Path) -> None:
 
 
 def open_weights(folder: Path) -> None:
-    """Let those read the weights in a folder whom the user's umask lets read."""
+    """Apply the user's umask to the weight files in a folder."""
     for path in folder.rglob("*.safetensors"):
         open_to_others(path)

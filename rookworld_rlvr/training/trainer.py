@@ -168,12 +168,12 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, HeldoutTrainer, Step):
             use_muon(self)
         self.averaging = self.guard = None
         if self.keys.start_share:
-            from .keeping import Averaging
+            from .weights import Averaging
 
             found.append(averaging := Averaging(self))
             self.averaging = averaging
         if self.keys.guard:
-            from .keeping import Guard
+            from .weights import Guard
 
             found.append(guard := Guard(self))
             self.guard = guard

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rookworld_rlvr.common import stats
-from rookworld_rlvr.common.stats import Kind, estimate, mcnemar, permutation_test, wilson
+from rookworld_rlvr.common.stats import MetricKind, estimate, mcnemar, permutation_test, wilson
 
 paired: Any = stats.paired  # never None here, but where it says so
 
@@ -97,7 +97,7 @@ def test_the_permutation_test(differences: list[float], p: float) -> None:
 
 @pytest.mark.parametrize("kind", ["share", "mean"])
 @pytest.mark.parametrize(("n", "is_certain"), [(4, False), (5, False), (6, True)])
-def test_a_handful_of_items_proves_nothing(kind: Kind, n: int, is_certain: bool) -> None:
+def test_a_handful_of_items_proves_nothing(kind: MetricKind, n: int, is_certain: bool) -> None:
     first, second = ({str(item): value for item in range(n)} for value in (0.0, 1.0))
     found = paired(kind, first, second)
     assert found.difference == 1 and found.p == pytest.approx(2 * 0.5**n)

@@ -164,7 +164,7 @@ def test_the_packaged_training_set_holds_no_test_position() -> None:
 
 class Own(base.Suite[str]):
     name, version, headline = "own", 1, "right"
-    metrics = MappingProxyType({"right": base.Metric("share")})
+    metrics = MappingProxyType({"right": base.SuiteMetric("share")})
 
     def judged(self, model: Any) -> Any:
         return model

@@ -113,14 +113,14 @@ class Half(Task):
 '''
 
 SUITE = '''
-from rookworld_rlvr.evaluation.suite import Metric, Suite
+from rookworld_rlvr.evaluation.suite import SuiteMetric, Suite
 
 class Starts(Suite):
     """Whether the first move is legal."""
 
     name = "starts"
     version = 1
-    metrics = {"readable": Metric("share")}
+    metrics = {"readable": SuiteMetric("share")}
     headline = "readable"
 
     def __init__(self, suite_rows, suite_seed):

@@ -24,7 +24,7 @@ MOST_PLIES = 200  # half-moves after which a game is cut off
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class MoveReply:
     """What a model plays.
 
     Args:
@@ -60,7 +60,7 @@ class Game:
     errors: list[str] = field(default_factory=list)
     comments: dict[int, str] = field(default_factory=dict)
 
-    def take(self, reply: Reply) -> None:
+    def take(self, reply: MoveReply) -> None:
         """Play the move of the side to move, or end the game if the reply has none."""
         if reply.move is None:
             self.ending = "illegal" if reply.readable else "unreadable"
@@ -150,7 +150,7 @@ class GameSuite(Suite[chess.Board]):
         """Who plays White and who Black."""
         return model, model
 
-    def replies(self, model: Answerer, running: Sequence[Game]) -> list[Reply]:
+    def replies(self, model: Answerer, running: Sequence[Game]) -> list[MoveReply]:
         """The moves of the sides to move, by default the model's for both."""
         return ask_moves(model, [game.board for game in running])
 
@@ -160,7 +160,7 @@ class GameSuite(Suite[chess.Board]):
         """The suite's metrics for one game that is over."""
 
 
-def ask_moves(model: Answerer, boards: Sequence[chess.Board]) -> list[Reply]:
+def ask_moves(model: Answerer, boards: Sequence[chess.Board]) -> list[MoveReply]:
     """What a model plays in each position, all of them asked at once.
 
     Args:
@@ -172,12 +172,12 @@ def ask_moves(model: Answerer, boards: Sequence[chess.Board]) -> list[Reply]:
     return [read_reply(board, completion) for board, completion in answered]
 
 
-def read_reply(board: chess.Board, completion: str) -> Reply:
+def read_reply(board: chess.Board, completion: str) -> MoveReply:
     """A policy answer's `B`, as `rules.transition` would take it."""
     answer = reply_of(completion, parse_policy_answer).record
     if answer is None:
-        return Reply(False, None)
-    return Reply(True, rules.legal_move(board, answer.best_move))
+        return MoveReply(False, None)
+    return MoveReply(True, rules.legal_move(board, answer.best_move))
 
 
 class SelfPlaySuite(GameSuite, packaged="self_play"):
@@ -211,7 +211,7 @@ class ClosedLoopSuite(GameSuite, packaged="closed_loop"):
 
     stops_at_errors = True
 
-    def replies(self, model: Answerer, running: Sequence[Game]) -> list[Reply]:
+    def replies(self, model: Answerer, running: Sequence[Game]) -> list[MoveReply]:
         """Ask for all moves, then for the states after them; a wrong state stops its game."""
         replies = super().replies(model, running)
         asked = [

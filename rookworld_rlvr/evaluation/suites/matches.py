@@ -25,7 +25,7 @@ from ...tasks.policy import parse_policy_answer, write_policy_prompt
 from ..models import ModelArguments, open_model
 from ..results import SuiteResult
 from ..suite import Answerer, SuiteUnavailableError
-from .games import Game, GameSuite, Reply
+from .games import Game, GameSuite, MoveReply
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class MatchSuite(GameSuite):
         notes = {**result.notes, "opponent": self.opponent}
         return replace(result, estimates=estimates, notes=notes)
 
-    def replies(self, model: Answerer, running: Sequence[Game]) -> list[Reply]:
+    def replies(self, model: Answerer, running: Sequence[Game]) -> list[MoveReply]:
         """See `GameSuite`; those of the model and of its opponent."""
         asked = [game for game in running if game.board.turn == side_of(game)]
         others = [game for game in running if game.board.turn != side_of(game)]
@@ -72,7 +72,7 @@ class MatchSuite(GameSuite):
         choices += self.opponent_choices(others) if others else []
         by_game = {game.name: one for game, one in zip([*asked, *others], choices, strict=True)}
         chosen = (by_game[game.name] for game in running)
-        return [Reply(True, choice.move, choice.fault) for choice in chosen]
+        return [MoveReply(True, choice.move, choice.fault) for choice in chosen]
 
     def players(self, model: str, game: Game) -> tuple[str, str]:
         """See `GameSuite`."""

@@ -94,7 +94,7 @@ def test_why_a_game_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(games, "MOST_PLIES", most)
         game = games.Game("game", board)
         for move in moves.split():
-            game.take(games.Reply(True, chess.Move.from_uci(move)))
+            game.take(games.MoveReply(True, chess.Move.from_uci(move)))
         return game.ending, game.half_moves
 
     assert ended(chess.Board(), "e2e4") == (None, 1)
