@@ -24,6 +24,7 @@ from trl import ModelConfig, get_peft_config
 
 from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser
 from rookworld_rlvr.cli.run import next_commands, run_cli
+from rookworld_rlvr.common.extras import extra
 from rookworld_rlvr.common.files import write_json, write_text
 from rookworld_rlvr.common.machine import machine
 from rookworld_rlvr.common.terminal import keep_log, wrapped
@@ -109,10 +110,9 @@ def main(argv: Sequence[str]) -> None:
     quarantine = quarantine_path(output_dir)
     repository = None
     if training_args.push_to_hub and state.is_main_process:
-        from rookworld_rlvr.reports.page import page
-        from rookworld_rlvr.reports.record import read_runs
         from rookworld_rlvr.training.hub import create_repository, push
 
+        reports = extra("report.page")  # loaded now, so that no import can fail at the end
         repository = create_repository(training_args)
     with state.main_process_first():
         data = load_data(
@@ -183,6 +183,7 @@ def main(argv: Sequence[str]) -> None:
     # Training
     ################
     changed: list[str] = []
+    boards = extra("workspace.boards") if "wandb" in training_args.report_to else None
     if state.is_main_process:
         open_folder(output_dir, keep, resolved, quarantine)
         for name in (HELDOUT_BEFORE, ANSWERS_BEFORE):
@@ -191,11 +192,9 @@ def main(argv: Sequence[str]) -> None:
         keep_log(output_dir)
         at = state.num_processes, checkpoint
         changed = open_provenance(output_dir, resolved, data, truth, *at)
-        if "wandb" in training_args.report_to:
-            from rookworld_rlvr.training.dashboard import configure_wandb
-
+        if boards:
             base = model_args.model_name_or_path
-            print(configure_wandb(output_dir, keep, data_args.tasks, base, parser.recipe))
+            print(boards.configure_wandb(output_dir, keep, data_args.tasks, base, parser.recipe))
     state.wait_for_everyone()
     interrupt = StopOnInterrupt()
     callbacks: list[TrainerCallback] = [interrupt]
@@ -203,10 +202,8 @@ def main(argv: Sequence[str]) -> None:
         from rookworld_rlvr.training.health import HealthCallback
 
         callbacks.insert(0, HealthCallback())
-    if "wandb" in training_args.report_to:
-        from rookworld_rlvr.training.dashboard import RunConfigCallback, use_dashboard
-
-        callbacks.insert(0, RunConfigCallback(parser.values, changed))
+    if boards:
+        callbacks.insert(0, boards.RunConfigCallback(parser.values, changed))
     trainer = trainer_kind(
         model=model,
         reward_funcs=reward_funcs,
@@ -218,8 +215,8 @@ def main(argv: Sequence[str]) -> None:
         callbacks=callbacks,
     )
     print_short_lines(trainer)
-    if "wandb" in training_args.report_to:
-        use_dashboard(trainer, truth)
+    if boards:
+        boards.use_dashboard(trainer, truth)
     trainer.heldout.before = before  # None: it is measured when training begins
     if training_args.pass_samples and checkpoint:
         trainer.heldout.right = starting_counts(training_args, checkpoint.parent)
@@ -293,8 +290,8 @@ def main(argv: Sequence[str]) -> None:
         why = ": the starting model, as no evaluated checkpoint kept the guard" if is_start else ""
         print(f"\nmodel: {output_dir} (step {step} of {trainer.state.global_step}{why})\n")
         if repository is not None:
-            report = page(read_runs([str(output_dir)]))
-            write_text(output_dir / REPORT, report)
+            if reports:
+                write_text(output_dir / REPORT, reports.page_of([str(output_dir)]))
             print(push(repository, output_dir, training_args), end="\n\n")
         print(next_commands(output_dir, model_args.model_name_or_path, parser.values))
 

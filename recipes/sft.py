@@ -20,6 +20,7 @@ from trl import ModelConfig, SFTTrainer, get_peft_config
 
 from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser
 from rookworld_rlvr.cli.run import next_commands, run_cli
+from rookworld_rlvr.common.extras import extra
 from rookworld_rlvr.common.progress import Progress
 from rookworld_rlvr.common.terminal import keep_log, wrapped
 from rookworld_rlvr.data.loading import DataArguments, load_data, require_answers
@@ -31,7 +32,6 @@ from rookworld_rlvr.tasks.text import END_OF_TEXT
 from rookworld_rlvr.training.callbacks import StopOnInterrupt, print_short_lines
 from rookworld_rlvr.training.checkpoints import WholeCheckpoints
 from rookworld_rlvr.training.config import RookWorldSFTConfig, RunArguments, check_sft_recipe
-from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb
 from rookworld_rlvr.training.hub import create_repository, push
 from rookworld_rlvr.training.model_card import OwnCard, Run, write_card
 from rookworld_rlvr.training.results import before_after_table
@@ -96,23 +96,25 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
     ################
     keep = goes_on(output_dir, checkpoint)
     changed: list[str] = []
+    boards = extra("workspace.boards")
     if state.is_main_process:
         open_folder(output_dir, keep, resolved, quarantine)
         keep_log(output_dir)
         at = state.num_processes, checkpoint
         changed = open_provenance(output_dir, resolved, data, None, *at)
-        if "wandb" in sft_args.report_to:
+        if boards and "wandb" in sft_args.report_to:
             base = model_args.model_name_or_path
-            print(configure_wandb(output_dir, keep, data_args.tasks, base, parser.recipe))
+            print(boards.configure_wandb(output_dir, keep, data_args.tasks, base, parser.recipe))
     state.wait_for_everyone()
     interrupt = StopOnInterrupt()
+    described = [boards.RunConfigCallback(parser.values, changed)] if boards else []
     trainer = Trainer(
         model=model,
         args=sft_args,
         train_dataset=train_dataset,
         processing_class=tokenizer,
         peft_config=get_peft_config(model_args),
-        callbacks=[RunConfigCallback(parser.values, changed), interrupt],
+        callbacks=[*described, interrupt],
     )
     print_short_lines(trainer)
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))

@@ -1,0 +1,16 @@
+"""The one way from the core to a piece of `extras`, and from a piece to another."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+_FOLDER = Path(__file__).parents[1] / "extras"
+
+
+def extra(module: str) -> Any:
+    """A module of a piece, such as ``report.page``; None where the piece's folder was deleted."""
+    if not (_FOLDER / module.partition(".")[0] / "__init__.py").is_file():
+        return None
+    return importlib.import_module(f"rookworld_rlvr.extras.{module}")
