@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rookworld_rlvr.cli.main import first_line
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.extras.diagnose import step
 from rookworld_rlvr.extras.diagnose.phases import PHASES
@@ -426,3 +427,7 @@ def test_two_processes_report_once(tmp_path: Path, options: str) -> None:
     assert terms == pytest.approx(whole, rel=1e-3, abs=1e-5)
     assert ("loss/supervised" in content["policy"]) == bool(options)
     assert content["analysis"]["findings"] == []
+
+
+def test_its_first_line_names_no_folder_of_a_run() -> None:
+    assert "output" not in first_line(RECIPES / "diagnose.py", {})

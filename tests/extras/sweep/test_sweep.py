@@ -14,7 +14,7 @@ import pytest
 import yaml
 from wandb.sdk.launch.sweeps.utils import create_sweep_command_args, load_sweep_config
 
-from rookworld_rlvr.cli.main import recipes
+from rookworld_rlvr.cli.main import first_line, recipes
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.extras.sweep import trials as sweeps
 from rookworld_rlvr.extras.sweep.trials import SweepArguments, ranking, read_score, run_trial
@@ -267,3 +267,9 @@ def _processes(folder: Path) -> list[str]:
         with contextlib.suppress(OSError):  # it has gone
             commands.append(path.read_text())
     return [command for command in commands if f"--output_dir={folder}/trial-" in command]
+
+
+def test_its_first_line_names_the_folder_of_the_trials(tmp_path: Path) -> None:
+    (tmp_path / "ours.yaml").write_text("name: mine\n")
+    given = {"config": [str(tmp_path / "ours.yaml")]}
+    assert first_line(RECIPES / "sweep.py", given).endswith("output in runs/mine")
