@@ -9,8 +9,13 @@ from typing import Any
 _FOLDER = Path(__file__).parents[1] / "extras"
 
 
+def is_here(piece: str) -> bool:
+    """Whether a piece's folder was not deleted."""
+    return (_FOLDER / piece / "__init__.py").is_file()
+
+
 def extra(module: str) -> Any:
-    """A module of a piece, such as ``report.page``; None where the piece's folder was deleted."""
-    if not (_FOLDER / module.partition(".")[0] / "__init__.py").is_file():
+    """A module of a piece, such as ``report.page``; None where the piece is not here."""
+    if not is_here(module.partition(".")[0]):
         return None
     return importlib.import_module(f"rookworld_rlvr.extras.{module}")
