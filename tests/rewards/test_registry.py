@@ -401,6 +401,6 @@ def test_the_script_of_the_page_trains_with_trl_alone(tmp_path: Path, monkeypatc
 def test_where_there_are_no_judges_a_recipe_is_told(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(extras, "_FOLDER", tmp_path)
     with pytest.raises(
-        ConfigurationError, match=r"^rewards: judge_a: judges are not part of this copy"
+        ConfigurationError, match="rewards: judge_a: judges are not part of this copy"
     ):
         get_reward_funcs(["environment_exact", {"name": "judge_a", "model": "runs/judge"}])
