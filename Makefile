@@ -42,7 +42,7 @@ test-lm-eval: ## Run the tests of the tasks for lm-evaluation-harness, in a venv
 	test -d .venv-lm-eval || $(PYTHON) -m venv .venv-lm-eval
 	.venv-lm-eval/bin/python -m pip install -q -c constraints.txt torch
 	.venv-lm-eval/bin/python -m pip install -q -c constraints.txt -e '.[dev]' lm-eval==0.4.13
-	OMP_NUM_THREADS=1 .venv-lm-eval/bin/python -m pytest tests/lm_eval $(ARGS)
+	OMP_NUM_THREADS=1 .venv-lm-eval/bin/python -m pytest tests/extras/lm_eval $(ARGS)
 
 canary: ## Run the trainer's tests against the newest TRL and transformers, in a venv of their own
 	test -d .venv-canary || $(PYTHON) -m venv .venv-canary

@@ -33,7 +33,7 @@ from rookworld_rlvr.data import synthesis
 from rookworld_rlvr.engine import EngineArguments
 from rookworld_rlvr.engine.labeller import Labeller
 
-SCRIPT = Path(__file__).parents[1] / "recipes" / "prepare_data.py"
+SCRIPT = Path(__file__).parents[1] / "recipes" / "prepare.py"
 PAIRS, PAIR_ROWS, PAIR_DEPTH = 6, 1_000, 4
 DEPTHS = {6: 200, 8: 100, 10: 80, 12: 40}  # positions to time at each
 MILLION = 1_000_000
@@ -94,7 +94,7 @@ def prepare(rows: Path, output: Path, depth: int, *more: str) -> float:
     words = f"--dataset_name {rows} --output_file {output} --engine_depth {depth}".split()
     started = time.process_time() + children()
     with contextlib.redirect_stdout(None):
-        import_module("prepare_data").main([*words, *more])
+        import_module("prepare").main([*words, *more])
     return time.process_time() + children() - started
 
 

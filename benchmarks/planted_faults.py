@@ -29,12 +29,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.stats import draw
-from rookworld_rlvr.data.judge_pairs import with_fen_field
 from rookworld_rlvr.data.synthesis import is_first_ply
 from rookworld_rlvr.tasks import positions
 from rookworld_rlvr.tasks.environment import (
     ENVIRONMENT,
     parse_environment_answer,
+    with_fen_field,
     write_environment_answer,
 )
 from rookworld_rlvr.tasks.policy import POLICY, parse_policy_answer, write_policy_answer

@@ -155,8 +155,8 @@ def own_keys(owner: type) -> list[dataclasses.Field[Any]]:
 def owners() -> dict[type, list[str]]:
     """The package's dataclasses of keys, in the order of the commands, and which commands take them."""
     found: dict[type, list[str]] = {}
-    for command, script in SCRIPTS.items():
-        for kind in script_module(script).GROUPS:
+    for command in SCRIPTS:
+        for kind in script_module(command).GROUPS:
             for owner in kind.__mro__:
                 has_keys = dataclasses.is_dataclass(owner) and vars(owner).get("__annotations__")
                 foreign = owner.__module__.partition(".")[0] in FOREIGN
@@ -168,13 +168,13 @@ def owners() -> dict[type, list[str]]:
 def keys_by_script() -> str:
     """All keys of each script, also those of TRL and transformers, with the versions that have them."""
     found = {
-        script: sorted(
+        command: sorted(
             item.name
-            for kind in script_module(script).GROUPS
+            for kind in script_module(command).GROUPS
             for item in dataclasses.fields(kind)
             if item.init
         )
-        for script in SCRIPTS.values()
+        for command in SCRIPTS
     }
     versions = {name: version(name) for name in FOREIGN}
     head = "# The keys of each script, written by `make docs`.\n"

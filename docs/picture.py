@@ -18,13 +18,13 @@ from selenium.webdriver.chrome.service import Service
 
 from rookworld_rlvr.common.files import asset_path
 from rookworld_rlvr.common.stats import wilson
+from rookworld_rlvr.extras.report.plots import Series, plot
+from rookworld_rlvr.extras.report.record import Answer, RunRecord, read_runs
+from rookworld_rlvr.extras.web.desk import Desk
+from rookworld_rlvr.extras.web.shown import rewards_shown
 from rookworld_rlvr.inference.model import RookWorld, policy_prompt
 from rookworld_rlvr.models.decoding import ANSWER_TOKENS, Decoding, complete
-from rookworld_rlvr.reports.plots import Series, plot
-from rookworld_rlvr.reports.record import Answer, RunRecord, read_runs
 from rookworld_rlvr.tasks.registry import TASKS
-from rookworld_rlvr.web.desk import Desk
-from rookworld_rlvr.web.shown import rewards_shown
 
 METRIC = "environment/exact"
 MODEL, POSITION = "rookworld-nano", chess.STARTING_FEN

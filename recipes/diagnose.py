@@ -26,10 +26,10 @@ from trl import ModelConfig, get_peft_config
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.data.loading import DataArguments, label_heldout, load_data, require_truth
-from rookworld_rlvr.diagnosis.phases import DiagnoseArguments, run_diagnosis
-from rookworld_rlvr.diagnosis.report import print_report, write_reports
 from rookworld_rlvr.engine.truth import LabelArguments, PolicyTruth
 from rookworld_rlvr.evaluation.registry import SuiteArguments
+from rookworld_rlvr.extras.diagnose.phases import DiagnoseArguments, run_diagnosis
+from rookworld_rlvr.extras.diagnose.report import print_report, write_reports
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.registry import open_rewards
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, check_recipe

@@ -24,7 +24,7 @@ from rookworld_rlvr.common.terminal import wrapped
 from rookworld_rlvr.data.loading import DataArguments
 from rookworld_rlvr.engine import EngineArguments
 from rookworld_rlvr.engine.pool import find_engine
-from rookworld_rlvr.evolution.rounds import EvolveArguments, Round, entry_text, rounds
+from rookworld_rlvr.extras.evolve.rounds import EvolveArguments, Round, entry_text, rounds
 from rookworld_rlvr.tasks.policy import POLICY
 from rookworld_rlvr.training.config import check_recipe
 

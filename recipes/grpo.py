@@ -20,6 +20,7 @@ from trl import ModelConfig, get_peft_config
 
 from rookworld_rlvr.cli.run import next_commands, run_cli
 from rookworld_rlvr.cli.training_run import TrainingRun
+from rookworld_rlvr.common.extras import extra
 from rookworld_rlvr.common.files import write_json, write_text
 from rookworld_rlvr.common.machine import machine
 from rookworld_rlvr.common.terminal import wrapped
@@ -102,9 +103,7 @@ def main(argv: Sequence[str]) -> None:
                 f"nothing from before training is in {checkpoint.parent}: it is measured now"
             )
     # What the end needs is loaded now, so that no import can fail then.
-    if run.repository is not None:
-        from rookworld_rlvr.reports.page import page
-        from rookworld_rlvr.reports.record import read_runs
+    reports = extra("report.page") if run.repository is not None else None
     if training_args.pass_samples or data.others:
         from rookworld_rlvr.evaluation.pass_at_k import pass_summary
         from rookworld_rlvr.training.measurements import (
@@ -162,10 +161,8 @@ def main(argv: Sequence[str]) -> None:
         peft_config=get_peft_config(model_args),
         callbacks=callbacks,
     )
-    if "wandb" in training_args.report_to:
-        from rookworld_rlvr.training.dashboard import use_dashboard
-
-        use_dashboard(trainer, truth)
+    if run.boards:
+        run.boards.use_dashboard(trainer, truth)
     trainer.heldout.before = before  # None: it is measured when training begins
     if training_args.pass_samples and checkpoint:
         trainer.heldout.right = starting_counts(training_args, checkpoint.parent)
@@ -224,7 +221,8 @@ def main(argv: Sequence[str]) -> None:
         why = ": the starting model, as no evaluated checkpoint kept the guard" if is_start else ""
         print(f"\nmodel: {output_dir} (step {step} of {trainer.state.global_step}{why})\n")
         if run.repository is not None:
-            write_text(output_dir / REPORT, page(read_runs([str(output_dir)])))
+            if reports:
+                write_text(output_dir / REPORT, reports.page_of([str(output_dir)]))
             run.push()
             print()
         print(next_commands(output_dir, model_args.model_name_or_path, run.parser.values))

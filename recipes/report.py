@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.run import run_cli
+from rookworld_rlvr.common.extras import extra
 from rookworld_rlvr.common.files import check_writable, write_text
 from rookworld_rlvr.common.settings import Checked, setting
 
@@ -22,7 +23,7 @@ def run_faults(runs: Sequence[str], where: str) -> list[str]:
     if missing := [run for run in runs if not Path(run).is_dir()]:
         remedy = "give the output_dir of a run of rookworld grpo"
         return [f"{where}: {run!r} is not a folder; {remedy}" for run in missing]
-    from rookworld_rlvr.reports.page import MOST_RUNS
+    from rookworld_rlvr.extras.report.page import MOST_RUNS
 
     if 1 <= len(runs) <= MOST_RUNS:
         return []
@@ -61,10 +62,13 @@ def runs_of(folder: str) -> list[str]:
 
 def main(argv: Sequence[str]) -> None:
     (args,) = StrictParser(GROUPS).parse_strictly(argv)
-    from rookworld_rlvr.reports.page import MOST_RUNS, page
-    from rookworld_rlvr.reports.record import read_ledger, read_runs
+    from rookworld_rlvr.extras.report.page import MOST_RUNS, page
+    from rookworld_rlvr.extras.report.record import read_runs
 
-    rounds = [entry for folder in args.run for entry in read_ledger(Path(folder))]
+    rounds: list[dict[str, str]] = []
+    if ledger := extra("evolve.ledger"):
+        entries = (entry for folder in args.run for entry in ledger.read_ledger(Path(folder)))
+        rounds = [*map(ledger.round_cells, entries)]
     runs = read_runs([run for folder in args.run for run in runs_of(folder)][-MOST_RUNS:])
     folder = Path(args.run[0]) if len(args.run) == 1 else Path(args.run[0]).parent
     path = Path(args.output_file or folder / "report.html")

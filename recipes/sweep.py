@@ -19,15 +19,15 @@ import grpo
 
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.run import run_cli
-from rookworld_rlvr.cli.sweep import (
+from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.common.terminal import cells
+from rookworld_rlvr.extras.sweep.trials import (
     SweepArguments,
     describe,
     outcome,
     ranking,
     run_trial,
 )
-from rookworld_rlvr.common.errors import ConfigurationError
-from rookworld_rlvr.common.terminal import cells
 from rookworld_rlvr.training.config import check_recipe
 
 RECIPE = Path(__file__).with_name("sweep_nano.yaml")

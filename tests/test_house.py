@@ -14,10 +14,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from .support import REPOSITORY
+from .support import RECIPES, REPOSITORY
 
-LEVELS = """common | tasks | engine models | data rewards inference | evaluation | training |
-diagnosis reports cli lm_eval | evolution web"""
+ROOF = "rookworld_rlvr.extras"
+EXTRAS = REPOSITORY / "rookworld_rlvr" / "extras"
+
+LEVELS = """common | tasks | engine models | data rewards inference | evaluation | training | cli |
+extras"""
 LEVEL = {room: level for level, rooms in enumerate(LEVELS.split("|"), 1) for room in rooms.split()}
 FILES = [p.relative_to(REPOSITORY) for p in (REPOSITORY / "rookworld_rlvr").rglob("*.py")]
 NAMES = {".".join(p.with_suffix("").parts).removesuffix(".__init__"): p for p in FILES}
@@ -55,6 +58,26 @@ def test_imports_run_downwards_without_a_circle_and_torch_starts_at_level_3() ->
         libraries = {other.split(".")[0] for other in imported(name, TREES[name].body)}
         assert not libraries & {"torch", "transformers", "trl"}, name
     assert len([path for path in FILES if len(path.parts) == 2]) <= 2
+
+
+def test_the_core_imports_no_piece_and_no_piece_another() -> None:
+    """Nor within a function: `common.extras.extra` gives them the modules that are there."""
+    scripts = {path.stem: ast.parse(path.read_text()) for path in RECIPES.glob("*.py")}
+    trees = {name: (tree, imported(name, ast.walk(tree))) for name, tree in TREES.items()}
+    trees |= {
+        name: (tree, imported("rookworld_rlvr", ast.walk(tree))) for name, tree in scripts.items()
+    }
+    pieces = {path.name for path in EXTRAS.iterdir() if (path / "__init__.py").is_file()}
+    asked = set()
+    for name, (tree, modules) in trees.items():
+        own = name.removeprefix(f"{ROOF}.").partition(".")[0]
+        others = {module.split(".")[2] for module in modules if module.startswith(f"{ROOF}.")}
+        assert others <= {own} & pieces, name
+        calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+        asked |= {ast.literal_eval(c.args[0]) for c in calls if ast.unparse(c.func) == "extra"}
+    for module in sorted(asked):
+        assert module.partition(".")[0] not in pieces or f"{ROOF}.{module}" in NAMES, module
+    assert asked
 
 
 WITH_EXAMPLES = [name for name, path in NAMES.items() if ">>> " in (REPOSITORY / path).read_text()]

@@ -5,9 +5,9 @@ from typing import Any
 
 from accelerate import PartialState
 
+from rookworld_rlvr.common.extras import extra
 from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data
 from rookworld_rlvr.models import loading
-from rookworld_rlvr.rewards.judge import Judge, JudgeReward, JudgeSpec
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 
@@ -25,7 +25,9 @@ def main(folder: Path, *words: str) -> dict[str, Any]:
     options |= {"learning_rate": 1e-4, "kl_control": "adaptive", "kl_target": 1e-7}
     options |= {"kl_adaptation": "multiplicative", "zero_variance": "resample", "baseline": "ema"}
     options |= {"task_phases": [{"environment": 0.5, "policy": 0.5}], "scale_rewards": "batch"}
-    options |= {"rewards": ["environment_exact", {**JUDGE, "weight": 0.0}], **NOT_KEPT}
+    judges = extra("judge.reward")
+    named = ["environment_exact", *([{**JUDGE, "weight": 0.0}] if judges else [])]
+    options |= {"rewards": named, **NOT_KEPT}
     options |= {"task_sampling": {"environment": {}, "policy": {}}, "eval_strategy": "no"}
     args = RookWorldGRPOConfig(str(folder / "run"), **options)
     rank = PartialState().process_index  # known once the arguments have set the processes up
@@ -40,8 +42,11 @@ def main(folder: Path, *words: str) -> dict[str, Any]:
     few |= {"synthetic_rows": 60, "synthetic_shares": {"openings": 1.0}}
     data = load_data(DataArguments(tasks=[*TEMPERATURES], **few))
     tokenizer = loading.load_tokenizer(loading.PACKAGED_MODEL)
-    judge = JudgeReward(JudgeSpec(**JUDGE), Judge(tiny_judge(tokenizer), tokenizer))
-    trainer = packaged_trainer(args, [uneven, judge], data, mixed_rows(data.train))
+    funcs: list[Any] = [uneven]
+    if judges:
+        judge = judges.Judge(tiny_judge(tokenizer), tokenizer)
+        funcs.append(judges.JudgeReward(judges.JudgeSpec(**JUDGE), judge))
+    trainer = packaged_trainer(args, funcs, data, mixed_rows(data.train))
     trainer.train()
     logs = untimed(trainer.state.log_history)
     weights = next(trainer.model.parameters()).double().sum().item()

@@ -1,1 +1,1 @@
-"""The command line: parser, dry run, sweeps."""
+"""The command line: parser, dry run, how a script runs and ends."""

@@ -50,7 +50,7 @@ def main() -> NoReturn:
         elif command == "recipes":
             show("\n".join(recipes(line)))
         elif command in SCRIPTS:
-            launcher, line = command_line(SCRIPTS[command], line)
+            launcher, line = command_line(command, line)
             start(command, line)
             os.environ[STARTS] = "1"
             if launcher:
@@ -140,9 +140,10 @@ def first_line(script: Path, given: Mapping[str, Sequence[str]]) -> str:
 
 def usage() -> str:
     """The commands, one per line, each with the first sentence of its script."""
-    files = {name: shipped("recipes") / f"{script}.py" for name, script in SCRIPTS.items()}
     package = Path(__file__).parents[2]
-    files |= {name: package / f"{path.replace('.', '/')}.py" for name, path in MODULES.items()}
+    files = SCRIPTS | {
+        name: package / f"{path.replace('.', '/')}.py" for name, path in MODULES.items()
+    }
     lines = {name: _first_sentence(path) for name, path in files.items()}
     lines["recipes"] = "List the packaged recipes, or copy one: recipes copy NAME [WHERE]."
     more = words()["usage"].format(configs=", ".join(shipped_names("accelerate_configs")))
@@ -151,7 +152,7 @@ def usage() -> str:
     return "\n".join([head, "", *entries, "", wrapped(more, 0)])
 
 
-def command_line(script: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
+def command_line(command: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Options for accelerate's launcher, empty if not needed, and the script with its arguments.
 
     Raises:
@@ -166,7 +167,7 @@ def command_line(script: str, words: Sequence[str]) -> tuple[list[str], list[str
             launcher[key] = values[0]
         else:
             raise ConfigurationError([f"--{key}: {' '.join(values)!r} is not one value; give one"])
-    line = [str(shipped("recipes") / f"{script}.py"), *rest]
+    line = [str(SCRIPTS[command]), *rest]
     if not launcher:
         return [], line
     file = _accelerate_config(launcher.pop("accelerate_config", "") or _usual_config())

@@ -17,31 +17,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..common.errors import EXIT_INTERRUPTED, RookWorldError
-from ..common.files import find_recipe, read_keys
+from ..common.files import find_recipe, read_keys, shipped
 from ..common.terminal import drop_stdout, printable, unwatch_ctrl_c
 from ..models.loading import PACKAGED_MODEL
+from .words import words
 
 if TYPE_CHECKING:
     from .failures import Others
 
-SCRIPTS = {
-    "grpo": "grpo",
-    "sft": "sft",
-    "diagnose": "diagnose",
-    "evaluate": "evaluate",
-    "report": "report",
-    "audit": "audit_data",
-    "prepare": "prepare_data",
-    "export": "export",
-    "judge": "train_judge",
-    "sweep": "sweep",
-    "evolve": "evolve",
-    "workspace": "wandb_workspace",
-}
+_FOUND = {path.stem: path for path in sorted(shipped("recipes").glob("*.py"))}
+SCRIPTS = {name: _FOUND[name] for name in words()["commands"] if name in _FOUND} | _FOUND
 """Command → the script in ``recipes/`` that it runs."""
 
-MODULES = {name: f"rookworld_rlvr.inference.{name}" for name in ("analyse", "play", "uci")}
-MODULES["web"] = "rookworld_rlvr.web.app"
+MODULES = {name: f"rookworld_rlvr.inference.{name}" for name in ("analyse", "play", "uci")} | {
+    path.parent.name: f"rookworld_rlvr.extras.{path.parent.name}.__main__"
+    for path in sorted(Path(__file__).parents[1].glob("extras/*/__main__.py"))
+}
 """Command → the module that it runs."""
 
 
@@ -63,8 +54,7 @@ warnings.filterwarnings("ignore", message="fan_in_fan_out is set|'pin_memory' ar
 def command_name() -> str:
     """How to call the script that is running: by its command, or by its file."""
     script = Path(sys.argv[0])
-    names = {name: f"rookworld {command}" for command, name in SCRIPTS.items()}
-    return names.get(script.stem, script.name)
+    return f"rookworld {script.stem}" if script.stem in SCRIPTS else script.name
 
 
 def options(line: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -263,7 +253,7 @@ def next_commands(
     folder = shlex.quote(str(output_dir))
     both = f"--model_name_or_path {shlex.quote(start)} --model_name_or_path {folder}"
     lines = [f"evaluate {both}"]
-    if command == "grpo":
+    if command == "grpo" and "report" in SCRIPTS:
         lines.insert(0, f"report --run {folder}{_typed_keys(given, ['tasks_from'])}")
     if command == "sft":
         # The packaged model's recipe suits what is trained from it; others get TRL's defaults.

@@ -16,6 +16,7 @@ from accelerate import PartialState
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from trl import ModelConfig
 
+from ..common.extras import extra
 from ..common.terminal import keep_log
 from ..data.loading import DataArguments, LoadedData, load_data
 from ..engine.truth import PolicyTruth
@@ -48,6 +49,7 @@ class TrainingRun:
         is_dry: Whether to look only; then nothing is written, resumed or pushed.
         checkpoint: The checkpoint to resume from; None to start anew.
         goes_on: Whether it continues the run in its own folder, and not one from elsewhere.
+        boards: W&B's boards, a module; None if the run does not log there.
         repository: The repository on the Hub that it is pushed to, None if none.
 
     Raises:
@@ -81,6 +83,7 @@ class TrainingRun:
             from ..training.hub import create_repository
 
             self.repository = create_repository(self.args)
+        self.boards = extra("workspace.boards") if "wandb" in self.args.report_to else None
         self._quarantine = quarantine_path(self.output_dir)
         self._interrupt = StopOnInterrupt()
         self._changed: list[str] = []
@@ -127,26 +130,18 @@ class TrainingRun:
             keep_log(self.output_dir)
             at = self.state.num_processes, self.checkpoint
             self._changed = open_provenance(self.output_dir, self.resolved, data, truth, *at)
-            if self._has_wandb:
-                from ..training.dashboard import configure_wandb
-
+            if self.boards:
                 base = self.model_args.model_name_or_path
                 tasks = self.data_args.tasks
-                recipe = self.parser.recipe
-                print(configure_wandb(self.output_dir, self.goes_on, tasks, base, recipe))
+                given = self.goes_on, tasks, base, self.parser.recipe
+                print(self.boards.configure_wandb(self.output_dir, *given))
         self.state.wait_for_everyone()
 
     def callbacks(self) -> list[TrainerCallback]:
         """The callbacks of every run: W&B's configuration, and Ctrl-C."""
-        if not self._has_wandb:
+        if not self.boards:
             return [self._interrupt]
-        from ..training.dashboard import RunConfigCallback
-
-        return [RunConfigCallback(self.parser.values, self._changed), self._interrupt]
-
-    @property
-    def _has_wandb(self) -> bool:
-        return "wandb" in self.args.report_to
+        return [self.boards.RunConfigCallback(self.parser.values, self._changed), self._interrupt]
 
     def train(self, trainer: Trainer) -> None:
         """Train to the end, from the checkpoint if there is one.

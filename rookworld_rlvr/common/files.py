@@ -175,19 +175,25 @@ def asset_path(name: str) -> str:
     return str(Path(__file__).parents[1] / "assets" / name)
 
 
-def read_asset(name: str) -> Any:
-    """Read a packaged YAML file, by libyaml where there is one: each command does it as it starts."""
+def read_asset(file: str | Path) -> Any:
+    """Read a packaged YAML file, by libyaml where there is one: each command does it as it starts.
+
+    Args:
+        file: Its name in `assets`, or the path of a piece's own.
+    """
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load(Path(asset_path(name)).read_text(encoding="utf-8"), loader)
+    path = file if isinstance(file, Path) else Path(asset_path(file))
+    return yaml.load(path.read_text(encoding="utf-8"), loader)
 
 
 @cache
 def templates() -> Any:
-    """The `jinja2.Environment` of `assets/templates`; `html` adds what its pages need."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+    """The `jinja2.Environment` of `assets/templates` and the pieces; `html` adds what its pages need."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
+    pieces = sorted(Path(__file__).parents[1].glob("extras/*/"))
     return Environment(
-        loader=PackageLoader("rookworld_rlvr", "assets/templates"),
+        loader=FileSystemLoader([asset_path("templates"), *pieces]),
         autoescape=select_autoescape(["html.j2"]),
         trim_blocks=True,
         lstrip_blocks=True,
@@ -199,7 +205,7 @@ def render(template: str, **values: Any) -> Markup:
     """Fill in a template, as `Markup`. In HTML, values are escaped unless they are `Markup` already.
 
     Args:
-        template: Name of a file in `assets/templates`, without ``.j2``.
+        template: Name of a file in `assets/templates` or in a piece's folder, without ``.j2``.
         values: The template's variables.
     """
     from markupsafe import Markup

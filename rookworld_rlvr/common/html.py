@@ -1,4 +1,4 @@
-"""Pages and small plots from the templates in `assets/templates`.
+"""Pages and small plots from templates.
 
 A page loads no other file and runs no script, and its content-security policy keeps a browser to that.
 """

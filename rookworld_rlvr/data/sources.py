@@ -65,8 +65,8 @@ FEATURES = Features(
 _SHARES: Mapping[str, Mapping[str, float]] = read_asset("shares.yaml")
 
 
-KIND_SHARES, FIELD_SHARES, PAIR_SHARES = (_SHARES[name] for name in ("kinds", "fields", "pairs"))
-"""Default shares of kinds of synthetic rows, of hidden fields, and of kinds of a judge's pairs."""
+KIND_SHARES, FIELD_SHARES = (_SHARES[name] for name in ("kinds", "fields"))
+"""Default shares of kinds of synthetic rows, and of hidden fields."""
 
 
 # In a Parquet file's metadata, beside the key that datasets writes.

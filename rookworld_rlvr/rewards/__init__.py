@@ -1,4 +1,4 @@
-"""Reward functions in TRL's signature, over the tasks' scorers, and judges.
+"""Reward functions in TRL's signature, over the tasks' scorers.
 
 Each packaged reward is an attribute of this module, so that scripts can import it by its name, and
 ``trl grpo --reward_funcs rookworld_rlvr.rewards.environment_exact`` can too. Its options have their

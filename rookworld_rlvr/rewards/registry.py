@@ -1,4 +1,4 @@
-"""The registry of rewards: functions in TRL's signature over the tasks' scorers, and judges.
+"""The registry of rewards: functions in TRL's signature over the tasks' scorers.
 
 A reward takes ``prompts``, ``completions`` and the data set's columns as keywords, all of length `B`,
 and returns `B` numbers, or None for a row that it does not apply to: a row of another task, or one
@@ -16,6 +16,7 @@ from operator import itemgetter
 from typing import Any
 
 from ..common.errors import ConfigurationError, close_matches
+from ..common.extras import extra
 from ..common.files import is_own
 from ..common.settings import record_faults
 from ..engine.truth import PolicyTruth, policy_values
@@ -99,13 +100,13 @@ def get_reward_funcs(
     Args:
         specs: A name, or ``{"name": ..., "weight": ..., **options}``, each. A weight is for
             `RookWorldGRPOConfig`; here it is left out, with a warning. The name ``judge`` or
-            ``judge_<suffix>`` means a frozen model, which is loaded, see `judge.JudgeSpec`. A name with
-            a colon means the user's own, see `own.user_reward`.
+            ``judge_<suffix>`` means a frozen model, which is loaded, see `extras.judge`. A name with a
+            colon means the user's own, see `own.user_reward`.
         truth: Where the values of moves come from; None takes the column `action_values`.
 
     Raises:
         ConfigurationError: Unknown names or options, with their close matches.
-        RookWorldError: A judge could not be loaded, see `judge.load_judge`.
+        RookWorldError: A judge could not be loaded.
 
     >>> (exact,) = get_reward_funcs(["environment_exact"])
     >>> exact(
@@ -161,9 +162,9 @@ def _open(spec: Spec, truth: PolicyTruth) -> RewardFunc:
 
         return user_reward(spec, judged_tasks(spec))
     if _is_judge(spec["name"]):
-        from .judge import JudgeReward, JudgeSpec
-
-        return JudgeReward(JudgeSpec(**spec), truth=truth)
+        judges = extra("judge.reward")
+        reward: RewardFunc = judges.JudgeReward(judges.JudgeSpec(**spec), truth=truth)
+        return reward
     return _reward_func(spec, truth)
 
 
@@ -199,9 +200,9 @@ def _check_reward_spec(spec: Spec) -> list[str]:
 
         return own_faults(spec)
     if _is_judge(name):
-        from .judge import JudgeSpec
-
-        return record_faults(JudgeSpec, {"model": "", **spec}, f"rewards: {name}")
+        if (judges := extra("judge.reward")) is None:
+            return [f"rewards: {name}: judges are not part of this copy; take the reward out"]
+        return record_faults(judges.JudgeSpec, {"model": "", **spec}, f"rewards: {name}")
     rewards = known_rewards()
     if name not in rewards:
         close = close_matches(name, (*rewards, "judge"))

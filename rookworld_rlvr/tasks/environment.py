@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
@@ -77,6 +77,13 @@ def parse_environment_answer(
     return EnvironmentAnswer(
         read_fen(fields[0]), notation.parse_decimal(fields[1]), fields[2] == "1", fields[3] == "1"
     )
+
+
+def with_fen_field(answer: EnvironmentAnswer, index: int, text: str) -> EnvironmentAnswer:
+    """The answer with another of its FEN's six fields."""
+    fields = answer.fen.split(" ")
+    fields[index] = text
+    return replace(answer, fen=" ".join(fields))
 
 
 def position_as_written(text: str) -> str:

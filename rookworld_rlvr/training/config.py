@@ -15,6 +15,7 @@ from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrate
 from trl import GRPOConfig, ModelConfig, RewardConfig, SFTConfig
 
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
+from ..common.extras import is_here
 from ..common.files import folder_faults
 from ..common.settings import Bounds, Check, bounded, key_faults, setting, with_default
 from ..evaluation.registry import SUITE_HEADLINES
@@ -132,7 +133,7 @@ class TrainingDefaults:
     """Where a run logs, and whether it is pushed to the Hub."""
 
     report_to: None | str | list[str] = with_default(  # noqa: RUF036  (the parser takes the second)
-        TrainingArguments, "report_to", "wandb"
+        TrainingArguments, "report_to", "wandb" if is_here("workspace") else "none"
     )
     resume_from_checkpoint: str | None = setting(
         None,

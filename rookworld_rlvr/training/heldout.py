@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ..evaluation.pass_at_k import RightCounts
     from ..evaluation.results import SuiteResult
     from ..evaluation.suite import Suite
-    from .weights import Averaging, Guard
     from .trainer import RookWorldGRPOTrainer
+    from .weights import Averaging, Guard
 
 
 def without_evaluation(args: Any) -> Any:

@@ -28,7 +28,7 @@ def rookworld(*words: str, python: str = sys.executable, cwd: Path, code: int = 
 
 def test_every_script_is_a_command_and_says_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert set(SCRIPTS.values()) == {path.stem for path in RECIPES.glob("*.py")}
+    assert {*SCRIPTS.values()} == {*RECIPES.glob("*.py")} and SCRIPTS["grpo"].stem == "grpo"
     text = re.sub(r"\n {10,}", " ", usage())
     for name in (*SCRIPTS, *MODULES):
         (line,) = [line for line in text.splitlines() if line.startswith(f"  {name} ")]
@@ -59,7 +59,7 @@ def test_faults_name_the_remedy(words: list[str], said: str, monkeypatch: Any, c
     assert said in err and not out
 
 
-@pytest.mark.parametrize("words", ["recipes", "--help", "analyse --move e2e4", "report --help"])
+@pytest.mark.parametrize("words", ["recipes", "--help", "analyse --move e2e4", "audit --help"])
 def test_output_that_cannot_be_written_is_one_message(words: str, tmp_path: Path) -> None:
     line = [sys.executable, "-c", MAIN, *words.split()]
     with open("/dev/full", "w") as full:

@@ -9,11 +9,12 @@ import psutil
 import pytest
 import torch
 
+from rookworld_rlvr.cli.run import SCRIPTS
 from rookworld_rlvr.common.machine import SPINS, use_idle_cores
 
 from ..support import RECIPES, ran
 
-TRAINS = ("grpo", "sft", "train_judge", "diagnose", "evaluate")
+TRAINS = sorted({"grpo", "sft", "judge", "diagnose", "evaluate"} & {*SCRIPTS})
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 OPENMP = """
 import ctypes, sys

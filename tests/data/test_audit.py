@@ -240,7 +240,7 @@ def test_the_script_prints_a_table_and_writes_json(tmp_path: Path, capsys) -> No
     rows = [E4, KINDS["reward"], black(1), white(1), "nonsense"]
     name = write_jsonl(tmp_path / "rows.jsonl", rows)
     output = tmp_path / "new" / "folder" / "audit.json"
-    recipe("audit_data").main(["--dataset_name", name, "--output_file", str(output)])
+    recipe("audit").main(["--dataset_name", name, "--output_file", str(output)])
     printed = capsys.readouterr().out
     assert {" ".join(line.split()) for line in printed.splitlines()} >= {
         *("rows read 5", "policy White Black", "prompt appeared before 1"),
@@ -293,7 +293,7 @@ def test_a_repair_that_was_made_is_not_advised_again(tmp_path, monkeypatch, stoc
     result = audit(AuditArguments(dataset_name=str(Path(name).relative_to(tmp_path))))
     program, command, *words = shlex.split(advice_text(result).splitlines()[-1])
     assert (program, command) == ("rookworld", "prepare")
-    recipe("prepare_data").main([*words, "--engine_depth", "2", "--engine_cache", "values.db"])
+    recipe("prepare").main([*words, "--engine_depth", "2", "--engine_cache", "values.db"])
     text = advice_text(audit(AuditArguments(dataset_name="it's_prepared.parquet")))
     assert "--repairs" not in text
 

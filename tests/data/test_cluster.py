@@ -55,15 +55,15 @@ def counts(folder: Path) -> dict[str, Any]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the plain command."""
     folder = tmp_path_factory.mktemp("plain")
-    recipe("prepare_data").main(argv(folder, "--engine_cache", str(folder / "values.sqlite")))
+    recipe("prepare").main(argv(folder, "--engine_cache", str(folder / "values.sqlite")))
     return folder
 
 
 def test_four_tasks_write_what_one_run_writes(tmp_path: Path, undisturbed: Path, stockfish) -> None:
     with pytest.raises(RookWorldError, match="no program '/nowhere/fish'"):
-        recipe("prepare_data").main(argv(tmp_path, *on_tasks(4, "--engine_path", "/nowhere/fish")))
+        recipe("prepare").main(argv(tmp_path, *on_tasks(4, "--engine_path", "/nowhere/fish")))
     assert not (tmp_path / "out.parquet").exists()
-    recipe("prepare_data").main(argv(tmp_path, *on_tasks(4, "--engine_path", stockfish)))
+    recipe("prepare").main(argv(tmp_path, *on_tasks(4, "--engine_path", stockfish)))
     assert table(tmp_path) == table(undisturbed)
     assert counts(tmp_path) == counts(undisturbed)
     for kept in ("completions", "logs"):
@@ -71,25 +71,25 @@ def test_four_tasks_write_what_one_run_writes(tmp_path: Path, undisturbed: Path,
 
 
 def test_what_is_done_is_not_repeated_and_other_settings_are_refused(tmp_path, undisturbed) -> None:
-    recipe("prepare_data").main(argv(tmp_path, *on_tasks(3)))
+    recipe("prepare").main(argv(tmp_path, *on_tasks(3)))
     folder = tmp_path / "out.cluster"
     stamps = {path: path.stat().st_mtime_ns for path in (folder / "parts").iterdir()}
     (folder / "label" / "completions" / "00001").unlink()
     (folder / "join" / "completions" / "00000").unlink()
-    recipe("prepare_data").main(argv(tmp_path, *on_tasks(3)))
+    recipe("prepare").main(argv(tmp_path, *on_tasks(3)))
     again = [path.name for path, stamp in stamps.items() if path.stat().st_mtime_ns != stamp]
     assert again == ["00001.parquet"]
     assert table(tmp_path) == table(undisturbed)
     assert counts(tmp_path)["searches"]["not needed"] > 0, "its values were kept"
     (tmp_path / "out.parquet").unlink()
-    recipe("prepare_data").main(argv(tmp_path, *on_tasks(3)))
+    recipe("prepare").main(argv(tmp_path, *on_tasks(3)))
     assert table(tmp_path) == table(undisturbed)
     with pytest.raises(RookWorldError, match=r"out\.cluster .*other settings or data"):
-        recipe("prepare_data").main(argv(tmp_path, *on_tasks(3, "--engine_depth", "3")))
+        recipe("prepare").main(argv(tmp_path, *on_tasks(3, "--engine_depth", "3")))
     with (tmp_path / "rows.txt").open("a") as file:
         file.write(f"{MATE}\n")
     with pytest.raises(RookWorldError, match="other settings or data"):
-        recipe("prepare_data").main(argv(tmp_path, *on_tasks(3)))
+        recipe("prepare").main(argv(tmp_path, *on_tasks(3)))
 
 
 def test_parts_of_different_engines_are_not_joined(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_killed_twice_it_goes_on_where_it_was(tmp_path: Path) -> None:
     plain, values = tmp_path / "plain", tmp_path / "out.cluster" / "values"
     plain.mkdir()
     cache = ("--engine_cache", str(plain / "values.sqlite"), "--engine_depth", "9")
-    recipe("prepare_data").main(argv(plain, *cache))
+    recipe("prepare").main(argv(plain, *cache))
     expected = counts(plain)
     for done in (6, 14):
         with start(tmp_path) as process:
@@ -167,7 +167,7 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_slurm_gets_an_array_of_tasks(tmp_path, sbatch, monkeypatch, capsys, undisturbed) -> None:
     options = json.dumps({"time": "08:00:00", "partition": "cpu", "workers": 3})
     asked = argv(tmp_path, *on_tasks(4, "--cluster_options", options, kind="slurm"))
-    recipe("prepare_data").main(asked)
+    recipe("prepare").main(asked)
     assert "were submitted: 0 of 4 tasks are done" in capsys.readouterr().out
     assert not (tmp_path / "out.parquet").exists()
     folder = tmp_path / "out.cluster"
@@ -193,7 +193,7 @@ def test_slurm_gets_an_array_of_tasks(tmp_path, sbatch, monkeypatch, capsys, und
     monkeypatch.delenv("SLURM_ARRAY_TASK_ID")
     assert table(tmp_path) == table(undisturbed)
 
-    recipe("prepare_data").main(asked)
+    recipe("prepare").main(asked)
     printed = capsys.readouterr().out
     assert "written to" in printed and "rows, written" in printed
     assert len(list(sbatch.glob("job_*"))) == len(jobs), "nothing was left to submit"
@@ -202,7 +202,7 @@ def test_slurm_gets_an_array_of_tasks(tmp_path, sbatch, monkeypatch, capsys, und
 def test_slurm_gets_no_task_twice(tmp_path: Path, sbatch: Path, capsys) -> None:
     options = json.dumps({"time": "08:00:00", "partition": "cpu"})
     asked = argv(tmp_path, *on_tasks(4, "--cluster_options", options, kind="slurm"))
-    recipe("prepare_data").main(asked)
+    recipe("prepare").main(asked)
     first = sorted(sbatch.glob("job_*"))
     completions = tmp_path / "out.cluster" / "label" / "completions"
     completions.mkdir()
@@ -210,12 +210,12 @@ def test_slurm_gets_no_task_twice(tmp_path: Path, sbatch: Path, capsys) -> None:
     for reasons in ("None\nDependency\n", "DependencyNeverSatisfied\nNone\n"):
         (sbatch / "reasons").write_text(reasons)
         capsys.readouterr()
-        recipe("prepare_data").main(asked)
+        recipe("prepare").main(asked)
         assert "are in Slurm's queue: 1 of 4 tasks are done" in capsys.readouterr().out
         assert "--name=rookworld_out_" in (sbatch / "asked").read_text()
     assert sorted(sbatch.glob("job_*")) == first
     (sbatch / "reasons").write_text("DependencyNeverSatisfied\n")
-    recipe("prepare_data").main(asked)
+    recipe("prepare").main(asked)
     again = sorted(set(sbatch.glob("job_*")) - set(first))
     assert "#SBATCH --array=0-2\n" in again[0].read_text(), "the tasks that are left"
 
@@ -231,7 +231,7 @@ def test_faults_of_the_options_are_reported_together(tmp_path: Path, monkeypatch
     ):
         asked = on_tasks(4, "--cluster_options", json.dumps(given), kind="slurm")
         with pytest.raises(ConfigurationError, match=words):
-            recipe("prepare_data").main(argv(tmp_path, *asked))
-    monkeypatch.setattr(recipe("prepare_data"), "find_spec", lambda name: None)
+            recipe("prepare").main(argv(tmp_path, *asked))
+    monkeypatch.setattr(recipe("prepare"), "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"needs datatrove; install 'rookworld-rlvr\[clus"):
-        recipe("prepare_data").main(argv(tmp_path, *on_tasks(1)))
+        recipe("prepare").main(argv(tmp_path, *on_tasks(1)))

@@ -32,7 +32,7 @@ from rookworld_rlvr.data.sources import read_provenance, values_line
 from ..engines import misbehaving, searches, wait_until
 from ..support import REPOSITORY, recipe, started
 
-SCRIPT = REPOSITORY / "recipes" / "prepare_data.py"
+SCRIPT = REPOSITORY / "recipes" / "prepare.py"
 Table = list[dict[str, Any]]
 
 
@@ -275,7 +275,7 @@ def prepare(folder: Path, **options: Any) -> Table:
         "engine_depth": 2,
     }
     words = [f"--{name}={value}" for name, value in {**usual, **options}.items()]
-    recipe("prepare_data").main(words)
+    recipe("prepare").main(words)
     return pq.read_table(folder / "out.parquet").to_pylist()
 
 
@@ -403,7 +403,7 @@ def test_a_run_that_is_killed_with_its_workers_goes_on(tmp_path: Path, stockfish
     asked = "--games 260 --random_game_share 0.9 --game_rows 500 --engine_workers 2".split()
     asked += ["--output_file"]
     undisturbed, killed = tmp_path / "undisturbed.parquet", tmp_path / "killed.parquet"
-    recipe("prepare_data").main([*asked, str(undisturbed), "--engine_workers", "1"])
+    recipe("prepare").main([*asked, str(undisturbed), "--engine_workers", "1"])
     parts = tmp_path / "killed.games.parquet.parts"
     with started(
         sys.executable, str(SCRIPT), *asked, str(killed), start_new_session=True
@@ -412,5 +412,5 @@ def test_a_run_that_is_killed_with_its_workers_goes_on(tmp_path: Path, stockfish
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
     assert not killed.exists() and not (tmp_path / "killed.games.parquet").exists()
-    recipe("prepare_data").main([*asked, str(killed)])
+    recipe("prepare").main([*asked, str(killed)])
     assert killed.read_bytes() == undisturbed.read_bytes()

@@ -28,7 +28,7 @@ from ..engines import valued, wait_until, wait_until_valued
 from ..rows import write_jsonl
 from ..support import REPOSITORY, recipe, script, started
 
-SCRIPT = REPOSITORY / "recipes" / "prepare_data.py"
+SCRIPT = REPOSITORY / "recipes" / "prepare.py"
 ASKED = "A: 6k1/5ppp/8/8/8/8/7P/R6K w - - 0 1+h2h4+h2h4+"
 ENVIRONMENT = f"{ASKED}6k1/5ppp/8/8/7P/8/8/R6K b - h3 0 1+0.001+0+0"
 MATE = "P: 6k1/5ppp/8/8/8/8/7P/R6K w - - 0 1 M: a1a8 a1a7 h2h4 E: 1.0 5.0 3.0 B: h2h4"
@@ -43,7 +43,7 @@ def policy_lines(count: int) -> list[str]:
 
 
 def prepare(tmp_path: Path, lines: list[str], **options: Any) -> tuple[Table, PrepareReport, dict]:
-    """The story of `recipes/prepare_data.py` in this process, at depth 2."""
+    """The story of `recipes/prepare.py` in this process, at depth 2."""
     source_file, output = tmp_path / "rows.txt", tmp_path / "out.parquet"
     source_file.write_text("\n".join(lines) + "\n")
     usual = {"dataset_name": str(source_file), "output_file": str(output), "engine_depth": 2}
@@ -143,7 +143,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Table]:
     """Rows, and what a run that nothing happens to makes of them."""
     folder = tmp_path_factory.mktemp("undisturbed")
     (folder / "rows.txt").write_text("\n".join([ENVIRONMENT, *policy_lines(36)]) + "\n")
-    recipe("prepare_data").main(argv(folder, folder / "rows.txt"))
+    recipe("prepare").main(argv(folder, folder / "rows.txt"))
     return folder / "rows.txt", pq.read_table(folder / "out.parquet").to_pylist()
 
 
@@ -204,7 +204,7 @@ def test_faults_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
         PrepareArguments(dataset_name="rookworld-nano-openings")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigurationError, match="num_processes: prepare is one process"):
-        recipe("prepare_data").main(["--synthetic_rows", "4", "--output_file", "x.parquet"])
+        recipe("prepare").main(["--synthetic_rows", "4", "--output_file", "x.parquet"])
 
 
 def test_bad_input_ends_with_exit_code_2_before_anything_is_written(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_bad_input_ends_with_exit_code_2_before_anything_is_written(tmp_path: Pa
         ("--dataset_name mated.txt", "no legal move to choose"),
         ("--engine_cache rows.txt", "engine_cache: cannot use 'rows.txt'"),
     ):
-        done = script("prepare_data.py", *f"{options} {more}".split(), cwd=tmp_path, code=2)
+        done = script("prepare.py", *f"{options} {more}".split(), cwd=tmp_path, code=2)
         assert words in done.stderr, done.stdout + done.stderr
         assert not (tmp_path / "out.parquet").exists()
 
@@ -227,5 +227,5 @@ def test_a_failed_upload_keeps_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "rows.txt").write_text(ENVIRONMENT + "\n")
     push = ["--hub_dataset_id", "nobody/nothing"]
     with pytest.raises(RookWorldError, match=r"'nobody/nothing' could not be written .* complete"):
-        recipe("prepare_data").main([*argv(tmp_path, tmp_path / "rows.txt"), *push])
+        recipe("prepare").main([*argv(tmp_path, tmp_path / "rows.txt"), *push])
     assert read_provenance(tmp_path / "out.parquet") is not None

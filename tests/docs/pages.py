@@ -19,9 +19,9 @@ import yaml
 from trl.cli import main as trl_main
 
 from rookworld_rlvr.cli import main
-from rookworld_rlvr.cli.run import MODULES, SCRIPTS
+from rookworld_rlvr.cli.run import MODULES
+from rookworld_rlvr.common.extras import extra
 from rookworld_rlvr.common.files import find_recipe
-from rookworld_rlvr.evolution import rounds
 
 from ..support import REPOSITORY, ran, script, started
 
@@ -107,10 +107,11 @@ def run(words: list[str], folder: Path) -> bool:
         run_module(MODULES[command], given, folder)
     else:
         code = None if command == "diagnose" else 0  # 1: a run should not start like this
-        given = small(command, main.command_line(SCRIPTS[command], given)[1][1:], folder)
+        given = small(command, main.command_line(command, given)[1][1:], folder)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rounds, "run_child", partial(train, folder))
-            done = script(f"{SCRIPTS[command]}.py", *given, cwd=folder, code=code)
+            if rounds := extra("evolve.rounds"):
+                patch.setattr(rounds, "run_child", partial(train, folder))
+            done = script(f"{command}.py", *given, cwd=folder, code=code)
         assert done.returncode in (0, 1), (words, done.stderr[-2000:])
     return True
 

@@ -20,7 +20,7 @@ PAGE = REPOSITORY / "docs/coming-from.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 PROSE = re.sub(r"^```.*?^```$", "", TEXT, flags=re.M | re.S)
 PRINTED = [words for _, text in fences(PAGE) for words in commands(text)]
-KEYS = {name: StrictParser(recipe(name).GROUPS).actions.keys() for name in SCRIPTS.values()}
+KEYS = {name: StrictParser(recipe(name).GROUPS).actions.keys() for name in SCRIPTS}
 
 
 def rendered(cell: str) -> str:
@@ -45,7 +45,7 @@ def test_what_is_named_in_the_text_exists() -> None:
         for name in re.findall(r"--config (\S+)", span):
             assert find_recipe(name).is_file()
         given = {word.removeprefix("--") for word in words if word.startswith("--")}
-        assert command not in SCRIPTS or given <= KEYS[SCRIPTS[command]] | {"config"}, span
+        assert command not in SCRIPTS or given <= KEYS[command] | {"config"}, span
     ours = {"config"}.union(*KEYS.values())
     options = {name for span in spans for name in re.findall(r"(?<!\S)--(\w+)", span)}
     theirs = {"stable", "task_type", "task_conditional_gen", "ab_test_mode", "beta_adapt"}
@@ -55,7 +55,7 @@ def test_what_is_named_in_the_text_exists() -> None:
 def printed(config: str) -> Any:
     """What GRPO or a diagnosis takes of the page's command with this recipe that sets most keys."""
     words = max((words for words in PRINTED if config in words), key=len)
-    name = SCRIPTS[words[1]]
+    name = words[1]
     line = command_line(name, [*words[2:], "--use_cpu"])[1][1:]
     parsed = StrictParser(recipe(name).GROUPS).parse_strictly(line)
     return {key: value for group in parsed for key, value in vars(group).items()}

@@ -18,7 +18,6 @@ from rookworld_rlvr.inference.model import RookWorld
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import pad_rows
 from rookworld_rlvr.models.gpt2 import number_positions_from_mask
-from rookworld_rlvr.rewards.judge import JudgeSpec, load_judge
 
 from ..recipes.test_security import Bomb
 
@@ -107,14 +106,14 @@ def test_a_pickle_is_refused_everywhere_by_one_message(start: str, made: Path) -
     torch.save({"x": Bomb(made)}, folder / "pytorch_model.bin")
     said = rf"the weights of '{folder}' are a pickle \(pytorch_model.bin\): only safetensors are"
     assert re.search(said, loading.check_model_name(str(folder))[0])
-    for load in (loading.load_model, RookWorld.from_pretrained, load_judge):
+    for load in (loading.load_model, RookWorld.from_pretrained):
         with pytest.raises(RookWorldError, match=said):
-            load(JudgeSpec("judge", model=start) if load is load_judge else start)
+            load(start)
     assert not made.exists()
 
 
-def test_a_models_own_code_runs_only_if_it_is_asked_for(start: str, made: Path) -> None:
-    folder = Path(start)
+def give_own_code(folder: Path, made: Path) -> None:
+    """Let a model's folder bring code of its own, which makes a file when it is run."""
     (folder / "own.py").write_text(
         "from pathlib import Path\n"
         "from transformers import GPT2Config, GPT2LMHeadModel\n"
@@ -127,10 +126,12 @@ def test_a_models_own_code_runs_only_if_it_is_asked_for(start: str, made: Path) 
     kinds = ("AutoModelForCausalLM", "AutoModelForSequenceClassification")
     config["auto_map"] = {"AutoConfig": "own.OwnConfig", **dict.fromkeys(kinds, "own.Own")}
     (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_a_models_own_code_runs_only_if_it_is_asked_for(start: str, made: Path) -> None:
+    give_own_code(Path(start), made)
     with pytest.raises(RookWorldError, match="--trust_remote_code true on the command line"):
         loading.load_model(start)
-    with pytest.raises(RookWorldError, match="could not be loaded"):  # nor is anybody asked
-        load_judge(JudgeSpec("judge", model=start))
     assert not made.exists()
     assert type(loading.load_model(start, trust_remote_code=True)).__name__ == "Own"
     assert made.exists()

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from rookworld_rlvr.cli.run import SCRIPTS
 from rookworld_rlvr.common.files import asset_path
 
 from .. import killed
@@ -24,8 +25,9 @@ VARIANTS = {
     "controls": "--zero_variance resample --baseline ema --scale_rewards batch --num_iterations 2",
     "value_head": "--advantage_estimator gae --num_iterations 2",
     "teaching": "--zero_variance teach --sft_coef 0.1 --steps_per_generation 3 --beta 0.02",
-    "judge": "",
 }
+if "judge" in SCRIPTS:
+    VARIANTS["judge"] = ""
 
 
 def prepare(folder: Path, variant: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -265,8 +265,6 @@ def test_a_step_with_own_rewards_which_does_not_go_on_with_edited_ones(folder: P
     card = (folder / "run/README.md").read_text()
     for text, start in ((done.stdout, "rewards/of_policy"), (card, "| `rewards/of_policy` |")):
         assert any(line.startswith(start) and rounded in line for line in text.splitlines())
-    script("report.py", "--run", "run", cwd=folder)
-    assert f"<b>{rounded}</b>" in (folder / "run/report.html").read_text()
     assert sum("rewards/short/mean" in log for log in history(folder / "run")) == 1
     digest = hashlib.sha256(REWARDS.encode()).hexdigest()
     resolved = (folder / "run" / "resolved_config.yaml").read_text()
@@ -278,25 +276,23 @@ def test_a_step_with_own_rewards_which_does_not_go_on_with_edited_ones(folder: P
     assert "- sha256 of my_rewards.py: was " in done.stderr
 
 
-def test_a_step_of_a_task_of_one_s_own(folder: Path) -> None:
+def turns(folder: Path) -> list[str]:
+    """The words of a step of a task of one's own, whose rows and recipe are written to a folder."""
     boards = [f"{'8/' * row}k1K5{'/8' * (7 - row)}" for row in range(8)]
     rows = [f"T: {board} {turn} - - 0 1 {turn}" for board in boards for turn in "wb"]
     (folder / "rows.txt").write_text("\n".join(rows))
     (folder / "recipe.yaml").write_text("model_name_or_path: rookworld-nano\nbf16: false\n")
     words = "--config recipe.yaml --tasks_from my_task.py:Turn --tasks turn --dataset_name rows.txt"
     words += " --heldout_share 0.4 --synthetic_rows 0 --rewards turn_exact"
-    done = script("grpo.py", *SMALL, *words.split(), cwd=folder)
+    return [*SMALL, *words.split()]
+
+
+def test_a_step_of_a_task_of_one_s_own(folder: Path) -> None:
+    done = script("grpo.py", *turns(folder), cwd=folder)
     assert "turn/exact" in done.stdout
     logs = history(folder / "run")
     assert sum("rewards/turn_exact/mean" in log for log in logs) == 1
     assert sum("eval_turn/exact" in log for log in logs) == 2
-    advised = next(line for line in done.stdout.splitlines() if " report --run" in line)
-    script("report.py", *advised.split(" report ")[1].split(), cwd=folder)
-    assert "T: " in (folder / "run" / "report.html").read_text(), "its prompts"
-    resolved = folder / "run" / "resolved_config.yaml"
-    resolved.write_text(resolved.read_text().replace("- turn\n", "- tour\n"))
-    done = script("report.py", "--run", "run", cwd=folder, code=2)
-    assert "the task tour, which is your own; add --tasks_from my_task.py:Turn" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 from transformers import TrainerState
 
 from rookworld_rlvr import data
+from rookworld_rlvr.common import extras
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.engine.truth import PolicyTruth
 from rookworld_rlvr.rewards import composites, environment_exact, get_reward_funcs, graduated
@@ -395,3 +396,11 @@ def test_the_script_of_the_page_trains_with_trl_alone(tmp_path: Path, monkeypatc
         assert all(step[f"rewards/{name}/mean"] in (0.0, None) for step in logged)
     assert [step["reward"] for step in logged] == [0.0] * 3
     assert Path("runs/plain_trl/model.safetensors").exists()
+
+
+def test_where_there_are_no_judges_a_recipe_is_told(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(extras, "_FOLDER", tmp_path)
+    with pytest.raises(
+        ConfigurationError, match="rewards: judge_a: judges are not part of this copy"
+    ):
+        get_reward_funcs(["environment_exact", {"name": "judge_a", "model": "runs/judge"}])

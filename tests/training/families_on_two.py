@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from rookworld_rlvr.cli.run import SCRIPTS
+
 from ..support import recipe
 from .sharded import configure
 
@@ -18,9 +20,10 @@ FAMILIES = {
     "lora": ["--use_peft", "true", "--lora_r", "4", "--lora_target_modules", "c_attn", "c_proj"],
     "gae": ["--advantage_estimator", "gae"],
     "resample": ["--zero_variance", "resample"],
-    "judge": ["--rewards", _JUDGED],
     "task_sampling": ["--task_sampling", _SAMPLED],
 }
+if "judge" in SCRIPTS:
+    FAMILIES["judge"] = ["--rewards", _JUDGED]
 SHARDED = {
     "fsdp2": [family for family in FAMILIES if family != "lora"],  # it is refused with FSDP
     "deepspeed_zero2": [*FAMILIES],

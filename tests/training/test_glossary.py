@@ -1,24 +1,18 @@
-"""The dashboard's names, and a W&B offline run of the real recipe, read back."""
+"""The dashboard's names, and what they mean."""
 
 import inspect
-import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from trl import GRPOTrainer
-from wandb.proto.wandb_internal_pb2 import Record
 
 from rookworld_rlvr.common.files import asset_path
 from rookworld_rlvr.rewards.registry import known_rewards
 from rookworld_rlvr.tasks.metrics import metrics
 from rookworld_rlvr.training import glossary
 from rookworld_rlvr.training.glossary import GLOSSARY, SECTIONS, dashboard_key, explain
-
-from ..recipes.test_recipes import SMALL, run_apart
 
 
 def test_each_key_is_explained_once_in_one_or_two_sentences() -> None:
@@ -66,81 +60,3 @@ def test_every_number_over_steps_has_one_panel() -> None:
     for section in SECTIONS:
         for title, members in glossary.panels(section):
             assert {metric.section for metric in members} == {section}, title
-
-
-def records(run: Path, kind: str) -> Iterator[Any]:
-    """What a run left behind for `wandb sync`, of a kind, in LevelDB's log format.
-
-    Source: https://github.com/google/leveldb/blob/main/doc/log_format.md; blocks of 32 KiB, before
-    each fragment its checksum (4 bytes), length (2) and type (1: whole, 2 to 4: first to last). W&B's
-    file starts with 7 bytes of its own.
-    """
-    (path,) = run.glob("wandb/offline-run-*/*.wandb")
-    data, place, pending = path.read_bytes(), 7, b""
-    while place + 7 <= len(data):
-        if (left := 32_768 - place % 32_768) < 7:
-            place += left
-            continue
-        length, fragment = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
-        pending += data[place + 7 : place + 7 + length]
-        place += 7 + length
-        if fragment in (1, 4):
-            record, pending = Record.FromString(pending), b""
-            if record.WhichOneof("record_type") == kind:
-                yield getattr(record, kind)
-
-
-def keys_of(run: Path) -> set[str]:
-    """Keys logged, of tables only their names, and those set beside the history."""
-    items = [item for row in records(run, "history") for item in row.item]
-    logged = {item.key or "/".join(item.nested_key) for item in items}
-    tables = {key.split("/")[0] for key in logged if key.endswith("/_type")}
-    rest = {key for key in logged if key[0] != "_" and key.split("/")[0] not in tables}
-    beside = {item.key for row in records(run, "summary") for item in row.update}
-    return rest | tables | {key for key in beside if "/" in key}
-
-
-@pytest.fixture(scope="module")
-def offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of the packaged recipe, two steps, with W&B and without a key."""
-    folder = tmp_path_factory.mktemp("offline")
-    words = "--output_dir run --max_completion_length 64 --report_to wandb".split()
-    printed = run_apart("grpo.py", *SMALL, *words, cwd=folder)
-    assert "W&B runs offline; its files are in run/wandb" in printed
-    return folder / "run"
-
-
-def test_every_key_of_a_run_is_documented_and_the_other_way_round(offline: Path) -> None:
-    logged = keys_of(offline)
-    assert len(logged) > 60
-    explained = {key: explain(key) for key in sorted(logged)}
-    assert [key for key, entry in explained.items() if entry is None] == []
-    entries = {entry.key for entry in explained.values() if entry is not None}
-    assert sorted({m.key for m in GLOSSARY if m.always} - entries) == []
-    of_others = {f"eval/{name}" for name, (task, _) in metrics().items() if task.name == "fill_in"}
-    assert {f"eval/{name}" for name in metrics()} - of_others <= logged
-    assert not of_others & logged, "a run without such rows"
-    assert not any(key.startswith(("train/reward", "train/health", "train/eval")) for key in logged)
-
-
-def test_tables_hold_pictures_and_lie_in_the_run_s_folder(offline: Path) -> None:
-    artifacts = list(records(offline, "artifact"))
-    assert any(one.name.endswith("-completions") for one in artifacts), "TRL's table"
-    (boards,) = (one for one in artifacts if one.name.endswith("-boards"))  # the last step's alone
-    files = {entry.path: Path(entry.local_path) for entry in boards.manifest.contents}
-    assert sum(path.stat().st_size for path in files.values()) < 400_000
-    assert all(path.is_relative_to(offline) for path in files.values())
-    table = json.loads(files["boards.table.json"].read_text())
-    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
-    assert len(rows) == 8
-    for row in rows:
-        assert row["prompt"].startswith("P:" if row["task"] == "policy" else "A:")
-        assert isinstance(row["advantage"], float)
-        judged = {name for name in known_rewards() if row.get(name) is not None}
-        assert judged and all(name.startswith(row["task"]) for name in judged)
-        picture = files[row["board"]["path"]].read_text()
-        assert row["board"]["_type"] == "html-file" and picture.startswith("<svg")
-        if row["task"] == "environment":
-            assert f"python-chess, after {row['prompt'].split('+')[1]}" in picture
-        else:  # the row's own values are the truth
-            assert any(word in picture for word in ("engine ", ": best", "unreadable"))

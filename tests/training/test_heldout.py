@@ -15,8 +15,6 @@ from rookworld_rlvr.evaluation.pass_at_k import read_counts
 from rookworld_rlvr.evaluation.suites.environment import EnvironmentSuite
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import GREEDY, complete
-from rookworld_rlvr.reports.page import page
-from rookworld_rlvr.reports.record import read_runs
 from rookworld_rlvr.training import sampling
 from rookworld_rlvr.training.measurements import evenly
 
@@ -158,6 +156,3 @@ def test_a_run_keeps_its_curves(runs: tuple[Path, list[bool]]) -> None:
     scores = [one["score"]["exact"] for one in answers if one["task"] == "environment"]
     chosen = [scores[place] for place in evenly(range(len(scores)), 8)]
     assert measured["before"]["environment"].greedy == chosen, "of the same rows"
-    drawn = page(read_runs([str(run)]))
-    section = drawn[drawn.index('<section id="passes">') : drawn.index('<section id="errors">')]
-    assert "environment: 8 held-out rows, 4 samples each" in section

@@ -1,0 +1,33 @@
+"""The ledger of rounds: an entry each, one a line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...common.files import read_json_lines
+
+LEDGER = "ledger.jsonl"
+
+
+def read_ledger(folder: Path) -> list[dict[str, Any]]:
+    """The entries of a folder's ledger; empty without one."""
+    path = folder / LEDGER
+    return read_json_lines(path) if path.is_file() else []
+
+
+def round_cells(entry: Mapping[str, Any]) -> dict[str, str]:
+    """An entry of the ledger in words, by the heads of a table."""
+    before, after = entry["heldout"]["policy/expected_score"]
+    change, elo = entry["expected_score"], entry["match"].get("elo_difference")
+    why = "; ".join(entry["reasons"])
+    return {
+        "round": str(entry["round"]),
+        "positions": str(entry["policy_rows"]),
+        "environment rows": str(entry["environment_rows"]),
+        "expected score": f"{before:.1%} → {after:.1%}",
+        "change": "{difference:+.2%} [{low:+.2%}, {high:+.2%}]".format(**change),
+        "Elo": "{value:+.0f} [{low:+.0f}, {high:+.0f}]".format(**elo) if elo else "not finite",
+        "outcome": f"not accepted: {why}" if why else "accepted",
+    }

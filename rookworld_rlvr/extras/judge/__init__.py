@@ -1,0 +1,1 @@
+"""Judges: the reward of a frozen model, the pairs that it is trained on, and what it gets right."""

@@ -1,0 +1,1 @@
+"""Sweeps without W&B's server."""

@@ -1,0 +1,1 @@
+"""A page in the browser: ask a model, try rewards, play, look at runs."""

@@ -1,0 +1,1 @@
+"""W&B: how it is set up, and this package's sections and boards."""

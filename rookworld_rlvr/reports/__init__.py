@@ -1,1 +1,0 @@
-"""Pages on runs and judges."""

@@ -1,1 +1,0 @@
-"""A page in the browser: ask a model, try rewards, play, look at runs. No other room imports it."""
