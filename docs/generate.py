@@ -24,9 +24,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
+from rookworld_rlvr.cli.help_text import help_entries
 from rookworld_rlvr.cli.main import first_comment
 from rookworld_rlvr.cli.run import SCRIPTS
-from rookworld_rlvr.cli.words import words
 from rookworld_rlvr.common.settings import BOUNDS, Bounds, kinds
 from rookworld_rlvr.evaluation.registry import SUITE_HEADLINES
 from rookworld_rlvr.evaluation.suite import suite_class
@@ -166,7 +166,7 @@ def owners() -> dict[type, list[str]]:
 
 
 def keys_by_script() -> str:
-    """All keys of each script, also those of TRL and transformers, with the versions that have them."""
+    """Each script's usual recipe and all its keys, with the versions of TRL's and transformers'."""
     found = {
         command: sorted(
             item.name
@@ -176,9 +176,15 @@ def keys_by_script() -> str:
         )
         for command in SCRIPTS
     }
+    usual = {
+        command: recipe.name
+        for command in SCRIPTS
+        if (recipe := getattr(script_module(command), "RECIPE", None))
+    }
     versions = {name: version(name) for name in FOREIGN}
-    head = "# The keys of each script, written by `make docs`.\n"
-    return head + yaml.safe_dump({"versions": versions, "keys": found}, width=100, sort_keys=False)
+    head = "# The usual recipe and the keys of each script, written by `make docs`.\n"
+    content = {"recipes": usual, "versions": versions, "keys": found}
+    return head + yaml.safe_dump(content, width=100, sort_keys=False)
 
 
 def script_module(name: str) -> Any:
@@ -319,9 +325,9 @@ def suites() -> str:
 
 def other_words() -> str:
     """Our keys after the names that other code has for them: a list, because cells would be long."""
-    notes = words()["notes"]
+    notes = help_entries()["notes"]
     lines = []
-    for key, names in words()["names"].items():
+    for key, names in help_entries()["names"].items():
         note = f": {notes[key]}" if key in notes else ""
         text = f"{code(*names)} → {code(key)}{note}"
         lines += textwrap.wrap(

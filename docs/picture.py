@@ -19,9 +19,9 @@ from selenium.webdriver.chrome.service import Service
 from rookworld_rlvr.common.files import asset_path
 from rookworld_rlvr.common.stats import wilson
 from rookworld_rlvr.extras.report.plots import Series, plot
-from rookworld_rlvr.extras.report.record import Answer, RunRecord, read_runs
-from rookworld_rlvr.extras.web.desk import Desk
-from rookworld_rlvr.extras.web.shown import rewards_shown
+from rookworld_rlvr.extras.report.record import AnswerRecord, RunRecord, read_runs
+from rookworld_rlvr.extras.web.backend import Backend
+from rookworld_rlvr.extras.web.render import rewards_shown
 from rookworld_rlvr.inference.model import RookWorld, policy_prompt
 from rookworld_rlvr.models.decoding import ANSWER_TOKENS, Decoding, complete
 from rookworld_rlvr.tasks.registry import TASKS
@@ -83,11 +83,11 @@ def group() -> str:
     prompt = policy_prompt(POSITION)
     how = {"max_new_tokens": ANSWER_TOKENS, "decoding": Decoding("sampled", temperature=1.0)}
     answers = complete(model.network, model.tokenizer, [prompt] * 8, **how)
-    desk = Desk([MODEL], Path("runs"), is_private=True)
-    return str(rewards_shown(desk, MODEL, prompt, answers, BLOCK, "group"))
+    backend = Backend([MODEL], Path("runs"), is_private=True)
+    return str(rewards_shown(backend, MODEL, prompt, answers, BLOCK, "group"))
 
 
-def mended(run: RunRecord) -> Answer:
+def mended(run: RunRecord) -> AnswerRecord:
     """A legal move that left a wrong board before training, and none after it."""
     task = TASKS["environment"]
     for pair in run.answers:

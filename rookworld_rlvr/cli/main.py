@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -29,8 +28,8 @@ from ..common.files import (
 from ..common.terminal import STARTS, drop_stdout, entry, show, wrapped
 from ..evaluation.registry import RANDOM_MOVER
 from ..models.loading import check_model_name
+from .help_text import help_entries, named_here
 from .run import MODULES, SCRIPTS, options, usual
-from .words import named_here, words
 
 LAUNCHER = (
     *("accelerate_config", "num_processes"),
@@ -121,11 +120,11 @@ def keys_of(script: Path) -> set[str]:
 
 def first_line(script: Path, given: Mapping[str, Sequence[str]]) -> str:
     """The recipe that a command is about to use, and its folder; empty if it will soon say more."""
-    default = re.search(r"^RECIPE = .*\"(.*\.yaml)\"", script.read_text("utf-8"), re.M)
+    default = read_asset("keys.yaml")["recipes"].get(script.stem)
     if default is None:
         return "loading …" if script.stem in ("evaluate", "export") else ""
     line = {key: values[-1] for key, values in given.items() if values}
-    file = find_recipe(line["config"]) if "config" in line else script.with_name(default[1])
+    file = find_recipe(line["config"]) if "config" in line else script.with_name(default)
     content = read_keys(file)
     recipe = content if "config" in line else usual(content, line)
     what = f"recipe {file}" if "config" in line else f"recipe {file.stem}, as no --config is given"
@@ -146,7 +145,7 @@ def usage() -> str:
     }
     lines = {name: _first_sentence(path) for name, path in files.items()}
     lines["recipes"] = "List the packaged recipes, or copy one: recipes copy NAME [WHERE]."
-    more = words()["usage"].format(configs=", ".join(shipped_names("accelerate_configs")))
+    more = help_entries()["usage"].format(configs=", ".join(shipped_names("accelerate_configs")))
     entries = [entry(f"  {name:<10} ", text) for name, text in lines.items()]
     head = "rookworld COMMAND [--config RECIPE] [--key value ...]"
     return "\n".join([head, "", *entries, "", wrapped(more, 0)])

@@ -91,7 +91,7 @@ class StrictParser(TrlParser):
                 the dataclasses report. If the recipe cannot be read, that is the only fault.
         """
         if asked := [at for at, word in enumerate(argv, 1) if word in ("--help", "-h")]:
-            from .words import help_text
+            from .help_text import help_text
 
             keys = [word.lstrip("-").replace("-", "_") for word in argv[asked[0] :]]
             show(help_text(self.prog, self.actions, self.dataclass_types, keys))
@@ -248,7 +248,7 @@ class StrictParser(TrlParser):
         values[action.dest] = value
 
     def _unknown(self, key: str) -> str:
-        from .words import named_here
+        from .help_text import named_here
 
         return f"unknown key {key!r}{named_here(key, self.actions)}"
 

@@ -20,13 +20,13 @@ from ..common.errors import EXIT_INTERRUPTED, RookWorldError
 from ..common.files import find_recipe, read_keys, shipped
 from ..common.terminal import drop_stdout, printable, unwatch_ctrl_c
 from ..models.loading import PACKAGED_MODEL
-from .words import words
+from .help_text import help_entries
 
 if TYPE_CHECKING:
     from .failures import Others
 
 _FOUND = {path.stem: path for path in sorted(shipped("recipes").glob("*.py"))}
-SCRIPTS = {name: _FOUND[name] for name in words()["commands"] if name in _FOUND} | _FOUND
+SCRIPTS = {name: _FOUND[name] for name in help_entries()["commands"] if name in _FOUND} | _FOUND
 """Command → the script in ``recipes/`` that it runs."""
 
 MODULES = {name: f"rookworld_rlvr.inference.{name}" for name in ("analyse", "play", "uci")} | {

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from rookworld_rlvr.cli.help_text import named_here
 from rookworld_rlvr.cli.main import command_line
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.run import SCRIPTS
-from rookworld_rlvr.cli.words import named_here
 from rookworld_rlvr.common.files import find_recipe
 from rookworld_rlvr.rewards.composites import UNREADABLE, graduated
 

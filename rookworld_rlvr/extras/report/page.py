@@ -15,7 +15,16 @@ from ...tasks.registry import TASKS
 from ...training.results import change_text, interval_text, limit_lines, value_text
 from ...training.resuming import stretches, words
 from .plots import COLOURS, heldout_plots, training_plots
-from .record import RUN_REPORT, Answer, Choice, RunRecord, choose, errors, quality, read_runs
+from .record import (
+    RUN_REPORT,
+    AnswerGroup,
+    AnswerRecord,
+    RunRecord,
+    choose,
+    errors,
+    quality,
+    read_runs,
+)
 
 MOST_RUNS = COLOURS
 
@@ -111,7 +120,7 @@ def _provenance(run: RunRecord) -> Mapping[str, Any]:
 # --------------------------------------------------------------------------------------------------
 # Answers
 # --------------------------------------------------------------------------------------------------
-def _boards(run: RunRecord, count: int) -> Iterator[tuple[Choice, list[Any]]]:
+def _boards(run: RunRecord, count: int) -> Iterator[tuple[AnswerGroup, list[Any]]]:
     """So many of a run's answers of each kind, each with a board that shows it beside the truth."""
     for choice in choose(run.answers, count):
         drawn = []
@@ -124,7 +133,7 @@ def _boards(run: RunRecord, count: int) -> Iterator[tuple[Choice, list[Any]]]:
         yield choice, drawn
 
 
-def _board(answer: Answer) -> Markup:
+def _board(answer: AnswerRecord) -> Markup:
     task = TASKS[answer["task"]]
     return Markup(task.board(answer, answer["completion"], answer["values"]))
 

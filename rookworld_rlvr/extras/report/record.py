@@ -26,14 +26,14 @@ RUN_REPORT = Path(__file__).with_name("run_report.yaml")  # what a report shows
 _STATE = "trainer_state.json"
 _OPTIONAL = (files.EVALUATION, files.HELDOUT_PASS)  # what only some runs write
 Logs = Mapping[str, Any]
-Answer = Mapping[str, Any]  # the keys that `run_folder.write_answers` gives
+AnswerRecord = Mapping[str, Any]  # the keys that `run_folder.write_answers` gives
 
 
 class AnswerPair(NamedTuple):
     """A held-out row that was answered before and after training."""
 
-    before: Answer
-    after: Answer
+    before: AnswerRecord
+    after: AnswerRecord
 
 
 @dataclass(slots=True)
@@ -173,7 +173,7 @@ def read_run(folder: Path, name: str) -> RunRecord:
     return run
 
 
-def _pairs(before: Sequence[Answer], after: Sequence[Answer]) -> list[AnswerPair]:
+def _pairs(before: Sequence[AnswerRecord], after: Sequence[AnswerRecord]) -> list[AnswerPair]:
     """The answers to each row; empty if they are not of the same rows."""
     if [answer["prompt"] for answer in before] != [answer["prompt"] for answer in after]:
         return []
@@ -191,7 +191,7 @@ class Errors(NamedTuple):
     kinds: dict[str, list[int]]  # kind → rows before, and after; the most frequent first
 
 
-class Choice(NamedTuple):
+class AnswerGroup(NamedTuple):
     """Answers of one kind, the clearest example first."""
 
     task: str
@@ -223,7 +223,7 @@ def errors(pairs: Sequence[AnswerPair]) -> list[Errors]:
     return found
 
 
-def choose(pairs: Sequence[AnswerPair], count: int) -> list[Choice]:
+def choose(pairs: Sequence[AnswerPair], count: int) -> list[AnswerGroup]:
     """The answers to show, no row twice: most gained, most lost, worst, best.
 
     Rows of equal quality keep their order; a row that was not scored is left out.
@@ -246,11 +246,11 @@ def choose(pairs: Sequence[AnswerPair], count: int) -> list[Choice]:
             if title.startswith("most"):
                 chosen = [pair for pair in chosen if order(pair)]
             left = [pair for pair in left if pair not in chosen]
-            choices += [Choice(task, title, chosen)] if chosen else []
+            choices += [AnswerGroup(task, title, chosen)] if chosen else []
     return choices
 
 
-def quality(answer: Answer) -> float:
+def quality(answer: AnswerRecord) -> float:
     """How good an answer is, in [0, 1], see `Task.quality`."""
     return TASKS[answer["task"]].quality(answer["score"])
 

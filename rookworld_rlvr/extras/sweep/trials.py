@@ -39,7 +39,7 @@ _RANGES: dict[str, Callable[[random.Random, Any, Any], float]] = {
 }
 
 
-Values = Mapping[str, Any]
+TrialKeys = Mapping[str, Any]
 
 
 def _metric_faults(metric: Mapping[str, Any], where: str) -> list[str]:
@@ -126,7 +126,7 @@ class SweepArguments(Checked):
             for seed in seeds
         ]
 
-    def command_of(self, values: Values, folder: Path) -> list[str]:
+    def command_of(self, values: TrialKeys, folder: Path) -> list[str]:
         """A trial's command, as `wandb agent` would write it, with the trial's own folder."""
         meanings = {
             "${env}": ["/usr/bin/env"],
@@ -152,13 +152,13 @@ def _is_supported(spec: Any, method: str) -> bool:
     return is_list or keys == {"value"}
 
 
-def _choices(spec: Values) -> list[Any]:
+def _choices(spec: TrialKeys) -> list[Any]:
     """A parameter's values, lists and mappings as JSON, which the command line takes too."""
     values = spec["values"] if "values" in spec else [spec["value"]]
     return [json.dumps(value) if isinstance(value, list | dict) else value for value in values]
 
 
-def _draw(spec: Values, rng: random.Random) -> Any:
+def _draw(spec: TrialKeys, rng: random.Random) -> Any:
     if "min" not in spec:
         return rng.choice(_choices(spec))
     low, high = spec["min"], spec["max"]
@@ -169,7 +169,7 @@ def _draw(spec: Values, rng: random.Random) -> Any:
 # --------------------------------------------------------------------------------------------------
 # Trials
 # --------------------------------------------------------------------------------------------------
-def run_trial(sweep: SweepArguments, number: int, values: Values, recipe: str) -> dict[str, Any]:
+def run_trial(sweep: SweepArguments, number: int, values: TrialKeys, recipe: str) -> dict[str, Any]:
     """Run a trial as its own process, from its last checkpoint if it was interrupted; its record.
 
     Its output goes to a file beside its folder, as does its record once it has a score. A trial with a
@@ -249,7 +249,7 @@ def outcome(record: Mapping[str, Any]) -> str:
     return f"{record['score']:.4f} [{low:.4f}, {high:.4f}]"
 
 
-def describe(values: Values) -> list[str]:
+def describe(values: TrialKeys) -> list[str]:
     """Parameters with their values."""
     return [
         f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"

@@ -20,8 +20,17 @@ from ...common.extras import extra
 from ...common.files import find_recipe, read_keys
 from ...inference.model import choose, read_legal_move, record_of, reply_of
 from ...tasks.policy import parse_policy_answer, write_policy_prompt
-from .desk import Desk
-from .shown import analyses, drawn, end_of, fault, read_board, rewards_shown, simulations, square_at
+from .backend import Backend
+from .render import (
+    analyses,
+    drawn,
+    end_of,
+    fault,
+    read_board,
+    rewards_shown,
+    simulations,
+    square_at,
+)
 
 STYLE = Path(__file__).with_name("web.css").read_text("utf-8")
 _CLICKED = Path(__file__).with_name("web.js").read_text("utf-8")
@@ -41,18 +50,18 @@ def page(models: Sequence[str], runs: Path, is_private: bool = True) -> gr.Block
         runs: The folder of runs.
         is_private: Whether the page is for this machine alone.
     """
-    desk = Desk(models, runs, is_private)
-    threading.Thread(target=desk.warm_up, daemon=True).start()
+    backend = Backend(models, runs, is_private)
+    threading.Thread(target=backend.warm_up, daemon=True).start()
     with gr.Blocks(title="RookWorld", analytics_enabled=False) as blocks:
         gr.Markdown("# RookWorld\nA language model that plays chess and simulates the board.")
         with gr.Tab("Ask"):
-            _ask(desk)
+            _ask(backend)
         with gr.Tab("Rewards"):
-            _rewards(desk)
+            _rewards(backend)
         with gr.Tab("Play"):
-            _play(desk)
+            _play(backend)
         with gr.Tab("Runs"):
-            _runs(desk)
+            _runs(backend)
     return blocks
 
 
@@ -83,7 +92,7 @@ def _board(text: str, **how: Any) -> str:
 # --------------------------------------------------------------------------------------------------
 # Ask
 # --------------------------------------------------------------------------------------------------
-def _ask(desk: Desk) -> None:
+def _ask(backend: Backend) -> None:
     with gr.Row():
         with gr.Column(min_width=300):
             board = gr.HTML(_board(""), elem_classes="board", js_on_load=_CLICKED)
@@ -95,7 +104,7 @@ def _ask(desk: Desk) -> None:
             )
         with gr.Column(min_width=300):
             text = gr.Textbox(chess.STARTING_FEN, label="FEN or PGN", lines=2, elem_id="position")
-            names = gr.CheckboxGroup(desk.models(), value=desk.models()[:1], label="Models")
+            names = gr.CheckboxGroup(backend.models(), value=backend.models()[:1], label="Models")
             ask = gr.Button("Analyse", variant="primary")
             move = gr.Textbox(
                 "e4", label="A move, which may be illegal in UCI (e2e5)", elem_id="move"
@@ -109,8 +118,8 @@ def _ask(desk: Desk) -> None:
 
     board.click(click, [text, piece, picked], [text, picked, board], show_progress="hidden")
     text.input(lambda fen: (_board(fen), None), text, [board, picked], show_progress="hidden")
-    analysed = _shown(lambda *given: analyses(desk, *given))
-    simulated = _shown(lambda *given: simulations(desk, *given))
+    analysed = _shown(lambda *given: analyses(backend, *given))
+    simulated = _shown(lambda *given: simulations(backend, *given))
     ask.click(analysed, [text, names], answer)
     step.click(simulated, [text, move, names], answer)
 
@@ -140,7 +149,7 @@ def _clicked(text: str, kind: str, start: int | None, square: int) -> tuple[str,
 # --------------------------------------------------------------------------------------------------
 # Rewards
 # --------------------------------------------------------------------------------------------------
-def _rewards(desk: Desk) -> None:
+def _rewards(backend: Backend) -> None:
     rewards = read_keys(find_recipe("grpo_nano"))["rewards"]
     block = yaml.safe_dump({"rewards": rewards}, sort_keys=False)
     with gr.Row():
@@ -151,7 +160,7 @@ def _rewards(desk: Desk) -> None:
             with gr.Row():
                 other = gr.Button("Another prompt", size="sm")
                 sample = gr.Button("Sample 8", size="sm", variant="primary")
-            model = gr.Dropdown(desk.models(), label="Model", value=desk.models()[0])
+            model = gr.Dropdown(backend.models(), label="Model", value=backend.models()[0])
             heat = gr.Slider(0.1, 2.0, 1.0, step=0.1, label="Temperature")
             answers = gr.Textbox(label="Answers, one a line", lines=8, elem_id="answers")
         with gr.Column(min_width=300):
@@ -164,11 +173,11 @@ def _rewards(desk: Desk) -> None:
     @_shown
     def judge(asked: str, said: str, given: str, how: str, name: str) -> Any:
         lines = said.splitlines() or [""]
-        return rewards_shown(desk, name, asked, lines, given, how)
+        return rewards_shown(backend, name, asked, lines, given, how)
 
     def sampled(asked: str, name: str, temperature: float) -> str:
         try:
-            texts = desk.sample(name, asked, 8, temperature)
+            texts = backend.sample(name, asked, 8, temperature)
         except RookWorldError as error:
             raise gr.Error(str(error)) from error
         return "\n".join(" ".join(text.splitlines()) for text in texts)
@@ -192,12 +201,12 @@ def _prompts() -> list[str]:
 # --------------------------------------------------------------------------------------------------
 # Play
 # --------------------------------------------------------------------------------------------------
-def _play(desk: Desk) -> None:
+def _play(backend: Backend) -> None:
     with gr.Row():
         with gr.Column(min_width=300):
             board = gr.HTML(_board(""), elem_classes="board", elem_id="game", js_on_load=_CLICKED)
         with gr.Column(min_width=300):
-            model = gr.Dropdown(desk.models(), label="Against", value=desk.models()[0])
+            model = gr.Dropdown(backend.models(), label="Against", value=backend.models()[0])
             side = gr.Radio(["White", "Black"], value="White", label="You play")
             new = gr.Button("New game", variant="primary")
             move = gr.Textbox(label="Your move: click two squares, or type it", elem_id="played")
@@ -214,7 +223,7 @@ def _play(desk: Desk) -> None:
             if typed and not game.is_game_over():
                 game.push(read_legal_move(game, typed))
             if game.turn != human and not game.is_game_over():
-                (text,) = desk.complete(name, [write_policy_prompt(game.fen())])
+                (text,) = backend.complete(name, [write_policy_prompt(game.fen())])
                 choice = choose(game, reply_of(text, parse_policy_answer))
                 if choice.fault:
                     notes = {**notes, game.ply() + 1: choice.fault}
@@ -261,17 +270,19 @@ def _game(game: chess.Board, human: bool, notes: Notes, name: str, said: str) ->
 # --------------------------------------------------------------------------------------------------
 # Runs
 # --------------------------------------------------------------------------------------------------
-def _runs(desk: Desk) -> None:
+def _runs(backend: Backend) -> None:
     def names() -> list[tuple[str, str]]:
-        return [(str(Path(run).relative_to(desk.folder)), run) for run in desk.runs()]
+        return [(str(Path(run).relative_to(backend.folder)), run) for run in backend.runs()]
 
     found = names()
     first = [run for _, run in found[:1]]
-    chosen = gr.CheckboxGroup(found, value=first, label=f"Runs in {desk.folder}")
+    chosen = gr.CheckboxGroup(found, value=first, label=f"Runs in {backend.folder}")
     with gr.Row():
         again = gr.Button("Look again", size="sm")
         show = gr.Button("Show", variant="primary", size="sm")
-    report = gr.HTML("" if found else f"<p>No run is in {html.escape(str(desk.folder))} yet.</p>")
+    report = gr.HTML(
+        "" if found else f"<p>No run is in {html.escape(str(backend.folder))} yet.</p>"
+    )
 
     def reported(runs: list[str]) -> str:
         if not runs:

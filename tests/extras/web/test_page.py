@@ -14,8 +14,8 @@ import pytest
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.extras.web.__main__ import main
 from rookworld_rlvr.extras.web.app import LOOPBACK, free_port, launch
-from rookworld_rlvr.extras.web.desk import Desk
-from rookworld_rlvr.extras.web.shown import analyses, read_board, square_at
+from rookworld_rlvr.extras.web.backend import Backend
+from rookworld_rlvr.extras.web.render import analyses, read_board, square_at
 
 TAB = "[role=tab]"
 SCRIPT = "<script>document.title = 'run'</script>"
@@ -161,7 +161,7 @@ def test_it_listens_here_alone_and_serves_no_files(port: int) -> None:
 
 def test_a_model_that_is_not_offered_is_not_loaded(tmp_path: Path) -> None:
     with pytest.raises(RookWorldError, match="'/etc' is not one of the models"):
-        analyses(Desk(["rookworld-nano"], tmp_path, is_private=True), "", ["/etc"])
+        analyses(Backend(["rookworld-nano"], tmp_path, is_private=True), "", ["/etc"])
 
 
 def test_bad_arguments_are_one_message(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.extras.web import desk
-from rookworld_rlvr.extras.web.desk import read_block, row_of, try_rewards
+from rookworld_rlvr.extras.web import backend
+from rookworld_rlvr.extras.web.backend import read_block, row_of, try_rewards
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.types import values_by_move
@@ -49,7 +49,7 @@ def test_rewards_and_advantages_are_those_of_a_training_step(build, scale: str) 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(desk, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(backend, "PATIENCE_S", 1.0)
     (tmp_path / "mine.py").write_text(
         "import os\n"
         "def length(completions, **columns): return [float(len(text)) for text in completions]\n"

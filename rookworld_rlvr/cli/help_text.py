@@ -16,9 +16,9 @@ _FEW = 60  # keys; of more, the help describes those that are set most often
 
 
 @cache
-def words() -> dict[str, Any]:
-    """The file `assets/words.yaml`: our keys' other names, notes on them, and those to show first."""
-    return read_asset("words.yaml")
+def help_entries() -> dict[str, Any]:
+    """The file `assets/help.yaml`: our keys' other names, notes on them, and those to show first."""
+    return read_asset("help.yaml")
 
 
 def named_here(name: str, known: Collection[str]) -> str:
@@ -31,9 +31,9 @@ def named_here(name: str, known: Collection[str]) -> str:
     """
     if name == "env":  # as TRL's own parser takes it
         return "; set variables of the environment in the shell"
-    for key, others in words()["names"].items():
+    for key, others in help_entries()["names"].items():
         if name in others and key in known:
-            note = words()["notes"].get(key)
+            note = help_entries()["notes"].get(key)
             return f"; here it is {key}" + (f" ({note})" if note else "")
     return close_matches(name, known) or "; --help lists the keys"
 
@@ -65,7 +65,7 @@ def help_text(
     if keys:
         return "\n".join(_described(actions[key]) for key in keys)
     is_short = len(actions) <= _FEW
-    shown = [] if is_short else [key for key in words()["first"] if key in actions]
+    shown = [] if is_short else [key for key in help_entries()["first"] if key in actions]
     lines = [f"{name} [--config RECIPE] [--key value ...]"]
     if shown:
         lines += ["", "The keys that are set most often.", *(_described(actions[k]) for k in shown)]

@@ -33,7 +33,7 @@ PATIENCE_S = 10.0  # a reward of the user's own may take
 Numbers = dict[str, list[float | None]]
 
 
-class Desk:
+class Backend:
     """Models and values.
 
     Args:

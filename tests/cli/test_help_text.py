@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from rookworld_rlvr.cli.help_text import help_entries
 from rookworld_rlvr.cli.main import check_keys, first_line, keys_of
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.run import SCRIPTS, options
-from rookworld_rlvr.cli.words import words
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.common.files import find_recipe, read_asset
 
@@ -27,8 +27,8 @@ def faults(command: str, *line: str) -> list[str]:
 
 def test_every_word_leads_to_a_key_of_grpo_and_hides_none() -> None:
     known = StrictParser(recipe("grpo").GROUPS).actions.keys()
-    names = words()["names"]
-    assert names.keys() <= known and words()["notes"].keys() <= names.keys()
+    names = help_entries()["names"]
+    assert names.keys() <= known and help_entries()["notes"].keys() <= names.keys()
     of_evaluate = StrictParser(recipe("evaluate").GROUPS).actions.keys()
     others = [other for key in names if key not in of_evaluate for other in names[key]]
     assert len(others) == len(set(others)) and known.isdisjoint(others)

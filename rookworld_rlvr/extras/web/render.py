@@ -27,7 +27,7 @@ from ...tasks import boards
 from ...tasks.environment import ENVIRONMENT, parse_environment_answer
 from ...tasks.policy import POLICY, parse_policy_answer
 from ...tasks.registry import TASKS, task_of
-from .desk import Desk, read_block, row_of, try_rewards
+from .backend import Backend, read_block, row_of, try_rewards
 
 _CARD = Markup('<article class="card"><h4>{}</h4>{}<pre>{}</pre></article>')
 
@@ -86,7 +86,7 @@ def square_at(x: float, y: float, below: chess.Color = chess.WHITE) -> chess.Squ
 # --------------------------------------------------------------------------------------------------
 # Answers
 # --------------------------------------------------------------------------------------------------
-def analyses(desk: Desk, text: str, models: Sequence[str]) -> Markup:
+def analyses(backend: Backend, text: str, models: Sequence[str]) -> Markup:
     """What models say of a position, beside Stockfish's values; one card for each.
 
     Raises:
@@ -94,18 +94,18 @@ def analyses(desk: Desk, text: str, models: Sequence[str]) -> Markup:
     """
     fen = read_board(text).fen()
     prompt = policy_prompt(fen)
-    values = desk.values(fen)
+    values = backend.values(fen)
     row = row_of(prompt, values)
     cards = []
     for name in models:
-        (said,) = desk.complete(name, [prompt])
+        (said,) = backend.complete(name, [prompt])
         reply = reply_of(said, parse_policy_answer)
         lines = "\n".join(answer_lines(fen, name, reply, values))
         cards.append(_CARD.format(name, Markup(POLICY.board(row, said, values)), lines))
     return _cards(cards)
 
 
-def simulations(desk: Desk, text: str, move: str, models: Sequence[str]) -> Markup:
+def simulations(backend: Backend, text: str, move: str, models: Sequence[str]) -> Markup:
     """The state after a move as models see it, beside python-chess's; one card for each.
 
     Raises:
@@ -117,7 +117,7 @@ def simulations(desk: Desk, text: str, move: str, models: Sequence[str]) -> Mark
     row = row_of(prompt, None)
     cards = []
     for name in models:
-        (said,) = desk.complete(name, [prompt])
+        (said,) = backend.complete(name, [prompt])
         reply = reply_of(said, parse_environment_answer)
         _, _, _, _, _, *lines = simulation_lines(fen, uci, name, reply)  # after its board
         cards.append(_CARD.format(name, Markup(ENVIRONMENT.board(row, said)), "\n".join(lines)))
@@ -140,7 +140,7 @@ def end_of(board: chess.Board) -> str:
 # Rewards
 # --------------------------------------------------------------------------------------------------
 def rewards_shown(
-    desk: Desk, model: str, prompt: str, answers: Sequence[str], block: str, scale: str
+    backend: Backend, model: str, prompt: str, answers: Sequence[str], block: str, scale: str
 ) -> Markup:
     """A table of what each reward gives for each answer, then totals, advantages and tokens.
 
@@ -150,9 +150,9 @@ def rewards_shown(
         RookWorldError: The prompt, the block or a reward is faulty.
     """
     task = TASKS[task_of(prompt)]
-    values = desk.values(task.position(prompt).fen) if task.needs_values else None
+    values = backend.values(task.position(prompt).fen) if task.needs_values else None
     row = row_of(prompt, values)
-    chosen = try_rewards(row, answers, read_block(block, desk.is_private), scale)
+    chosen = try_rewards(row, answers, read_block(block, backend.is_private), scale)
     names = [n for n, reward in known_rewards().items() if task.name in reward.tasks]
     others = try_rewards(row, answers, [{"name": n} for n in names if n not in chosen.rewards])
     rows: list[tuple[str, str, Sequence[float | None], str]] = [
@@ -166,5 +166,7 @@ def rewards_shown(
     note = f"Group of {len(answers)}: mean {mean:.3f}, deviation {spread:.3f}."
     if task.needs_values and values is None:
         note += " Without Stockfish, the values of this position's moves are not known."
-    tokens = [(desk.pieces(model, t), a) for t, a in zip(answers, chosen.advantages, strict=True)]
+    tokens = [
+        (backend.pieces(model, t), a) for t, a in zip(answers, chosen.advantages, strict=True)
+    ]
     return render("web_rewards.html", note=note, rows=rows, tokens=tokens)
