@@ -39,7 +39,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 def test_what_a_run_pushes_after_its_end(hub: Hub, tmp_path: Path) -> None:
     assert f"pushed to {hub.endpoint}/ann/nano" in script("grpo.py", *PUSHED, cwd=tmp_path).stdout
     files = hub.files["ann/nano"]
-    assert {*files} - {"report.html"} == MODEL | TOKENIZER | RECORDS, "no checkpoint, no optimiser"
+    assert {*files} - {"report.html"} == MODEL | TOKENIZER | RECORDS, "no checkpoint, no log"
     for name, content in files.items():
         assert content == (tmp_path / "out" / name).read_bytes(), name
     assert sum("/commit/" in one for one in hub.requests) == 1, "nothing while it trains"
@@ -66,7 +66,8 @@ def test_adapters_are_pushed_and_a_push_that_fails_is_told(hub: Hub, tmp_path: P
         by_hand = [str(Path(sys.executable).with_name(command)), *words]
         ran(*by_hand, cwd=tmp_path, env={**os.environ, **own})  # HF_TOKEN is set by `hub`
     files = hub.files["ann/nano"]
-    assert set(files) == {"adapter_config.json", "adapter_model.safetensors"} | TOKENIZER | RECORDS
+    adapters = {"adapter_config.json", "adapter_model.safetensors"}
+    assert {*files} - {"report.html"} == adapters | TOKENIZER | RECORDS
     card: Any = ModelCard(files["README.md"].decode())
     assert card.data.library_name == "peft"
     assert "PeftModel.from_pretrained(base, name)" in card.text
