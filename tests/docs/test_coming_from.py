@@ -11,6 +11,7 @@ from rookworld_rlvr.cli.main import command_line
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.run import SCRIPTS
 from rookworld_rlvr.common.files import find_recipe
+from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.rewards.composites import UNREADABLE, graduated
 
 from ..support import REPOSITORY, recipe
@@ -115,6 +116,5 @@ def test_unreadable_answers_get_the_same_in_every_shaping(shaping: str) -> None:
 def test_the_opening_sets_give_the_counts_of_the_page(real_data: Path) -> None:
     words = f"""--dataset_name {real_data}/opening_dataset_train.json --tasks environment
         --eval_dataset_name {real_data}/opening_dataset_eval.json --synthetic_rows 0"""
-    grpo = recipe("grpo")
-    (data,) = StrictParser([grpo.DataArguments]).parse_strictly(words.split())
-    assert f"`opening_dataset_train.json` {len(grpo.load_data(data).train)} are trained on" in TEXT
+    (data,) = StrictParser([DataArguments]).parse_strictly(words.split())
+    assert f"`opening_dataset_train.json` {len(load_data(data).train)} are trained on" in TEXT
