@@ -29,6 +29,7 @@ from rookworld_rlvr.tasks.text import END_OF_TEXT
 from rookworld_rlvr.training.checkpoints import WholeCheckpoints
 from rookworld_rlvr.training.config import RookWorldSFTConfig, RunArguments, check_sft_recipe
 from rookworld_rlvr.training.model_card import OwnCard, write_card
+from rookworld_rlvr.training.muon import use_muon
 from rookworld_rlvr.training.results import before_after_table
 from rookworld_rlvr.training.run_folder import save_final
 
@@ -80,6 +81,8 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
         peft_config=get_peft_config(model_args),
         callbacks=run.callbacks(),
     )
+    if sft_args.muon:
+        use_muon(trainer)
     run.train(trainer)
     trainer.model.config.use_cache = True  # SFTTrainer switches it off for training
     save_final(trainer, run.output_dir)

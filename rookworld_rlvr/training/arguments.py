@@ -59,6 +59,12 @@ def _phase_faults(entries: Any, name: str) -> list[str]:
 # --------------------------------------------------------------------------------------------------
 # Keys
 # --------------------------------------------------------------------------------------------------
+MUON = (
+    "Optimise the matrices of the layers by Muon, at rates scaled to AdamW's, and all other weights by "
+    "AdamW at a fifth of the rate."
+)
+
+
 @dataclass
 class StepArguments:
     """The keys of a step beside TRL's."""
@@ -222,11 +228,7 @@ class StepArguments:
     )
 
     # The optimiser
-    muon: bool = setting(
-        False,
-        "Optimise the matrices of the layers by Muon, at rates scaled to AdamW's, and all other "
-        "weights by AdamW at a fifth of the rate.",
-    )
+    muon: bool = setting(False, MUON)
 
     # A trainer of the user's own
     trainer_from: str | None = setting(

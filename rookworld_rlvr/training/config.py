@@ -23,7 +23,7 @@ from ..models.decoding import ANSWER_TOKENS
 from ..models.loading import check_model_name
 from ..rewards.registry import check_reward_specs, specs_of, tasks_of
 from ..tasks.registry import TASKS
-from .arguments import StepArguments, metric_faults, settled_step_faults, step_faults
+from .arguments import MUON, StepArguments, metric_faults, settled_step_faults, step_faults
 from .run_folder import foreign_faults
 
 
@@ -280,6 +280,7 @@ class RookWorldSFTConfig(TrainingDefaults, SFTConfig):
     """`trl.SFTConfig` with RookWorld's defaults: loss on completions only."""
 
     completion_only_loss: bool | None = with_default(SFTConfig, "completion_only_loss", True)
+    muon: bool = setting(False, MUON)
 
 
 @bounded(_TRAINING_BOUNDS)

@@ -10,17 +10,15 @@ et al., "Muon is scalable for LLM training", 2025, arXiv 2502.16982.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim import AdamW
+from transformers import Trainer
 from transformers.pytorch_utils import Conv1D
 
 from ..common.errors import RookWorldError
 from .sampling import is_sharded
-
-if TYPE_CHECKING:
-    from .step import Step
 
 MOMENTUM = 0.95
 
@@ -29,13 +27,13 @@ MOMENTUM = 0.95
 OTHERS = 0.2
 
 
-def use_muon(trainer: Step) -> None:
-    """Let the trainer's optimiser take its steps of the layers' matrices by Muon.
+def use_muon(trainer: Trainer) -> None:
+    """Let a trainer's optimiser take its steps of the layers' matrices by Muon.
 
     Raises:
         RookWorldError: The weights are sharded, or adapters; or `optim` is not torch's AdamW.
     """
-    network = trainer.networks()[0]
+    network = trainer.accelerator.unwrap_model(trainer.model)
     is_cut = is_sharded(trainer) or trainer.is_deepspeed_enabled
     if is_cut or hasattr(network, "peft_config"):
         raise RookWorldError(

@@ -276,7 +276,7 @@ def logits_alone(trainer: Step, ids: torch.Tensor) -> torch.Tensor:
 # --------------------------------------------------------------------------------------------------
 # Weights that are spread over processes
 # --------------------------------------------------------------------------------------------------
-def is_sharded(trainer: Step) -> bool:
+def is_sharded(trainer: Trainer) -> bool:
     """Whether no process keeps all of a trainer's weights: under FSDP and DeepSpeed ZeRO-3."""
     plugin = trainer.accelerator.state.deepspeed_plugin
     return bool(trainer.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3))
