@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from rookworld_rlvr.cli.parser import StrictParser
+from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.data.parsing import parse_raw
 from rookworld_rlvr.data.synthesis import environment_row, first_plies, is_first_ply
@@ -78,6 +80,46 @@ def test_a_new_model_is_loaded_and_trained(tmp_path: Path, packaged: LoadedData)
     prompt, whole = tokenizer([row["prompt"], text])["input_ids"]
     assert whole[: len(prompt)] == prompt, "a prompt's tokens begin those of its row"
     assert tokenizer.decode(whole) == text
+
+
+def test_a_deepened_model_says_what_its_start_says(packaged: LoadedData) -> None:
+    new_model = benchmark("new_model")
+    tokenizer = loading.load_tokenizer(loading.PACKAGED_MODEL)
+    start = loading.load_model(loading.PACKAGED_MODEL)
+    grown = new_model.deepened(loading.load_model(loading.PACKAGED_MODEL), 12)
+    ids = tokenizer([packaged.heldout[0]["prompt"]], return_tensors="pt")
+    with torch.no_grad():
+        assert torch.equal(start(**ids).logits, grown(**ids).logits)
+    assert len(grown.transformer.h) == grown.config.n_layer == 12
+    grown.transformer.h[1].mlp.c_proj.weight.data.normal_()
+    with torch.no_grad():
+        assert not torch.equal(start(**ids).logits, grown(**ids).logits), "the new layers are used"
+    with pytest.raises(RookWorldError, match="the start has 4 layers"):
+        new_model.deepened(start, 10)
+
+
+def test_no_token_crosses_a_square(packaged: LoadedData) -> None:
+    new_model = benchmark("new_model")
+    rows = [row["prompt"] + row["completion"] for row in packaged.train.select(range(0, 4000, 5))]
+    tokenizer = new_model.train_tokenizer(rows, 700, new_model.SQUARES)
+    prompt = "A: r3k2r/1P6/8/8/8/8/8/R3K2R w KQkq - 0 1+b7a8q+e2e4 e7e5+"
+    row = prompt + "Q3k2r/8/8/8/8/8/8/R3K2R b KQk - 0 1+0.001+0+0"
+    pieces = tokenizer.tokenize(row)
+    assert "".join(pieces).replace("Ġ", " ") == row
+    board = "r 3 k 2 r /1 P 6 /8 /8 /8 /8 /8 /R 3 K 2 R".split()
+    assert pieces[pieces.index("r") :][: len(board)] == board
+    assert pieces[: len(tokenizer.tokenize(prompt))] == tokenizer.tokenize(prompt)
+    words = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("+b7a8q+e2e4 e7e5+")
+    assert [word for word, _ in words] == ["+", "b7", "a8", "q", "+", "e2", "e4", "Ġe7", "e5", "+"]
+    model = new_model.retokenised(loading.PACKAGED_MODEL, tokenizer)
+    own = loading.load_tokenizer(loading.PACKAGED_MODEL)
+    old = loading.load_model(loading.PACKAGED_MODEL).get_input_embeddings().weight
+    new = model.get_input_embeddings().weight
+    both = tokenizer.vocab.keys() & own.vocab.keys()
+    assert len(both) > 300 and len(new) == len(tokenizer)
+    for token in sorted(both):
+        if len(own(own.decode([own.vocab[token]]))["input_ids"]) == 1:
+            assert torch.equal(new[tokenizer.vocab[token]], old[own.vocab[token]]), token
 
 
 planted = benchmark("planted_faults")
