@@ -60,7 +60,9 @@ def test_a_resumed_run_is_the_run_that_goes_on(build: Build, tmp_path: Path) -> 
 def test_supervised_training_takes_the_same_key(tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = f"--output_dir {run} --muon true --max_steps 2 --save_steps 1 --heldout_rows 2"
-    recipe("sft").main([*words.split(), *"--per_device_train_batch_size 2 --report_to none".split()])
+    recipe("sft").main(
+        [*words.split(), *"--per_device_train_batch_size 2 --report_to none".split()]
+    )
     steps = torch.load(run / "checkpoint-2" / "optimizer.pt", weights_only=True)
     by_muon = [state for state in steps["state"].values() if "momentum" in state]
     assert len(by_muon) == 4 * 4  # four matrices in each of the packaged model's layers
