@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 
+from rookworld_rlvr.cli import training_run
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import LoadedData
@@ -159,8 +160,10 @@ def test_only_training_rows_are_changed_and_the_card_says_so(
     sft = recipe("sft")
     monkeypatch.setitem(sys.modules, "sft", sft)
     seen: dict[str, Any] = {}
-    load = sft.load_data
-    monkeypatch.setattr(sft, "load_data", lambda *a, **k: seen.setdefault("data", load(*a, **k)))
+    load = training_run.load_data
+    monkeypatch.setattr(
+        training_run, "load_data", lambda *a, **k: seen.setdefault("data", load(*a, **k))
+    )
     trainer = sft.Trainer
 
     def watched(**given: Any) -> Any:
