@@ -12,7 +12,7 @@ import yaml
 from rookworld_rlvr.cli import training_run
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.data.loading import LoadedData
+from rookworld_rlvr.data.loading import LoadedData, load_data
 from rookworld_rlvr.data.parsing import parse_raw
 from rookworld_rlvr.data.synthesis import environment_row, first_plies, is_first_ply
 from rookworld_rlvr.models import loading
@@ -160,7 +160,7 @@ def test_only_training_rows_are_changed_and_the_card_says_so(
     sft = recipe("sft")
     monkeypatch.setitem(sys.modules, "sft", sft)
     seen: dict[str, Any] = {}
-    load = training_run.load_data
+    load = load_data
     monkeypatch.setattr(
         training_run, "load_data", lambda *a, **k: seen.setdefault("data", load(*a, **k))
     )
