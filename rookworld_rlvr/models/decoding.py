@@ -211,6 +211,13 @@ def pad_rows(
     return {"input_ids": pad(tokens, padding_value=pad_token_id), "attention_mask": pad(ones)}
 
 
+def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the host on a device. A GPU copies it when its turn comes; the host goes on."""
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=device.type != "mps")
+
+
 # --------------------------------------------------------------------------------------------------
 # Tokens: the loop
 # --------------------------------------------------------------------------------------------------
@@ -402,7 +409,7 @@ class Chooser:
         keep_logps: bool = False,
     ) -> None:
         def column(values: list[Any]) -> torch.Tensor:
-            return torch.tensor(values, device=device).unsqueeze(1)  # (B, 1)
+            return on_device(torch.tensor(values), device).unsqueeze(1)  # (B, 1)
 
         self.keep_logps = keep_logps
         self.temperature = column([float(row.temperature) or 1.0 for row in rows])
@@ -540,9 +547,9 @@ def read_prompts(network: Any, prompts: Sequence[Sequence[int]], pad_token_id: i
     """Send each distinct prompt through a network once."""
     number: dict[tuple[int, ...], int] = {}
     places = [number.setdefault(tuple(prompt), len(number)) for prompt in prompts]
-    distinct = torch.tensor(places, device=network.device)
+    distinct = on_device(torch.tensor(places), network.device)
     batch = pad_rows(list(number), pad_token_id)
-    ids, mask = (batch[key].to(network.device) for key in ("input_ids", "attention_mask"))
+    ids, mask = (on_device(batch[key], network.device) for key in ("input_ids", "attention_mask"))
     read = network(
         input_ids=ids,
         attention_mask=mask,

@@ -37,6 +37,7 @@ from .decoding import (
     is_changed,
     language_model,
     logps_of,
+    on_device,
     read_prompts,
     requires_generate,
     within_top_k,
@@ -264,7 +265,7 @@ class State:
         self.bias.fill_(-torch.inf)
         text = (read.mask != 0)[:, None, None]
         self.bias[:count, ..., :width].masked_fill_(text, 0.0)
-        self.lengths[:count] = torch.tensor(lengths, device=device)
+        self.lengths[:count] = on_device(torch.tensor(lengths), device)
         self.positions[:count] = read.mask.sum(1) - 1
         self.last[:count] = self.positions[:count] + self.lengths[:count]
         torch.arange(self.rows, out=self.row)
@@ -398,7 +399,7 @@ def _levels(chooser: Chooser, count: int, longest: int, device: torch.device) ->
     if chooser.streams is None:
         return torch.rand(count, longest, dtype=torch.float64, device=device)
     rows = [torch.rand(longest, generator=stream) for stream in chooser.streams]
-    return torch.stack(rows).to(device, torch.float64)
+    return on_device(torch.stack(rows).double(), device)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -486,9 +487,12 @@ class Graphs:
         state.begin(read, chooser, lengths)
         with torch.autocast(network.device.type, enabled=False):
             self._steps(state, read.first, width, longest, ways)
+        *used, _, is_broken = torch.cat([state.used[:count], state.counts]).tolist()
+        if is_broken:
+            raise RookWorldError(NO_NUMBERS)
         drawn = state.drawn[:count, :longest].tolist()
         logps = state.logps[:count, :longest].tolist() if ways.keeps_logps else [[]] * count
-        return drawn, logps, state.used[:count].tolist()
+        return drawn, logps, used
 
     def _steps(
         self, state: State, first: torch.Tensor, width: int, longest: int, ways: Ways
@@ -503,7 +507,7 @@ class Graphs:
             ways: How tokens are drawn.
         """
         rows, late = _rows(len(first)), _Late(state.counts)
-        ends = torch.tensor(ways.ends, dtype=torch.long, device=first.device)
+        ends = on_device(torch.tensor(ways.ends, dtype=torch.long), first.device)
         state.take(functional.pad(first, (0, 0, 0, rows - len(first))), ways, ends)
         for step in range(1, longest):
             if step % LATE == 0:
@@ -515,8 +519,6 @@ class Graphs:
                     state.shrink(rows, fewer, width + step - 1)
                     rows = fewer
             self._run(state, rows, min(_columns(width + step), state.columns), ways, ends)
-        if state.counts[1].item():
-            raise RookWorldError(NO_NUMBERS)
 
     def _run(self, state: State, rows: int, width: int, ways: Ways, ends: torch.Tensor) -> None:
         """Take a step; it is recorded after its first time, in which libraries set things up."""

@@ -69,11 +69,10 @@ class Samplings(Trainer):
         return (self.task_samplings or {}).get(task or "", self.sampling)
 
     def temperatures(self, rows: Sequence[Mapping[str, Any]]) -> torch.Tensor | None:
-        """The temperatures ``(B,)`` of rows; None if all have the trainer's."""
+        """The temperatures ``(B,)`` of rows, on the host; None if all have the trainer's."""
         if self.task_samplings is None:
             return None
-        values = [self.sampling_of(row_task(row)).temperature for row in rows]
-        return torch.tensor(values, device=self.accelerator.device)
+        return torch.tensor([self.sampling_of(row_task(row)).temperature for row in rows])
 
 
 def check_rows(rows: int, prompts: int) -> None:

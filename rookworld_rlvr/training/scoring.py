@@ -26,7 +26,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from ..models.decoding import adds_tokens, language_model
+from ..models.decoding import adds_tokens, language_model, on_device
 from .sampling import backbone
 
 if TYPE_CHECKING:
@@ -39,7 +39,10 @@ _MULTIPLE = 8  # of keys, for GPUs' kernels
 
 
 class Sequences(NamedTuple):
-    """Sequences to score, prompts padded on the left and completions on the right."""
+    """Sequences to score, prompts padded on the left and completions on the right.
+
+    They are packed on the host: where they are on a GPU, it has to be waited for.
+    """
 
     ids: torch.Tensor  # (B, T)
     mask: torch.Tensor  # (B, T), 1 for text
@@ -136,6 +139,13 @@ class Packed(NamedTuple):
     before: torch.Tensor  # (M,), places of the tokens before the `M` scored ones
     labels: torch.Tensor  # (1, M), the scored tokens
 
+    def to(self, device: torch.device) -> Packed:
+        """The same on a device, which is not waited for."""
+        layout = Layout(*(on_device(part, device) for part in self.layout))
+        names = ("ids", "positions", "mask", "scored", "before", "labels")
+        moved = {name: on_device(getattr(self, name), device) for name in names}
+        return Packed(layout=layout, **moved)
+
 
 def distinct_rows(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The distinct rows ``(G, T)`` of ``(B, T)``, padded with -1, and the index of each row in them."""
@@ -147,6 +157,8 @@ def distinct_rows(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, 
 
 def pack(ids: torch.Tensor, mask: torch.Tensor, length: int) -> Packed:
     """Pack rows ``(b, T)``, prompts padded on the left; rows without a completion are left out.
+
+    The result's shapes depend on the numbers in the mask, so the tensors should be on the host.
 
     Args:
         ids: Tokens.
@@ -292,9 +304,11 @@ class Scorer:
         if not self.shares_prompts or compute_aux_loss:
             asked = {"compute_entropy": compute_entropy, "compute_aux_loss": compute_aux_loss}
             return self._by_trl(network, rows, by_trl, head, **asked)
-        packed = pack(rows.ids, rows.mask, rows.length)
+        host = pack(rows.ids.cpu(), rows.mask.cpu(), rows.length)
+        device = self._trainer.accelerator.device
+        packed, heat = host.to(device), self._heat(rows, host)
         with (
-            self._watched(_Forward(packed, self._heat(rows, packed), head)) as forward,
+            self._watched(_Forward(packed, heat, head)) as forward,
             self._trainer.accelerator.autocast(),
         ):
             output = network(
@@ -322,8 +336,10 @@ class Scorer:
         **kwargs: Any,
     ) -> Scores:
         """The scores of rows by TRL's own method, each row whole."""
+        device = self._trainer.accelerator.device
+        ids, mask = (on_device(part, device) for part in rows[:2])
         with self._watched(_Forward(None, self._heat(rows, None), head)) as forward:
-            scores = by_trl(network, *rows[:3], **kwargs)
+            scores = by_trl(network, ids, mask, rows.length, **kwargs)
         values = forward.values
         return Scores(*scores, None if values is None else values[:, -rows.length - 1 : -1])
 
@@ -331,10 +347,12 @@ class Scorer:
         """By what hidden states are multiplied; None where all rows have the trainer's temperature."""
         if rows.temperatures is None:
             return None
+        device = self._trainer.accelerator.device
         factors = self._trainer.temperature / rows.temperatures  # (b,)
         if packed is None:
-            return factors.view(-1, 1, 1)
-        return factors.unsqueeze(1).expand(packed.scored.shape)[packed.scored].view(1, -1, 1)
+            return on_device(factors, device).view(-1, 1, 1)
+        scored = packed.scored.to(factors.device)
+        return on_device(factors.repeat_interleave(scored.sum(1)), device).view(1, -1, 1)
 
     @contextmanager
     def _watched(self, forward: _Forward) -> Iterator[_Forward]:
