@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 ATTENTION = "sdpa_with_shared_prompts"  # its name in transformers' registries
 
+SMALL = 4096  # tokens of a vocabulary whose logits are computed at once
 _IGNORED = -100  # the label of a token that is not scored
 _MULTIPLE = 8  # of keys, for GPUs' kernels
 
@@ -245,6 +246,10 @@ class Scorer:
         self._forward: _Forward | None = None
         reason = obstacle(trainer)
         self.shares_prompts = reason is None
+        sizes = [
+            len(language_model(one).get_output_embeddings().weight) for one in trainer.networks()
+        ]
+        self._is_small = max(sizes) <= SMALL and not trainer.args.cast_lm_head_to_fp32
         if reason:
             said = f"prompts are not shared: {reason}; each row is scored whole, as TRL does"
             trainer.accelerator.print(said)
@@ -311,21 +316,40 @@ class Scorer:
             self._watched(_Forward(packed, heat, head)) as forward,
             self._trainer.accelerator.autocast(),
         ):
-            output = network(
-                input_ids=packed.ids,
-                position_ids=packed.positions,
-                attention_mask=packed.mask,
-                shared_prompts=packed.layout,
-                shift_labels=packed.labels,
-                fused_lm_head=True,
-            )
+            logps, entropies = self._by_head(network, packed, compute_entropy)
 
         def by_row(tokens: torch.Tensor) -> torch.Tensor:
             return tokens.new_zeros(packed.scored.shape).masked_scatter(packed.scored, tokens)
 
-        entropies = by_row(output.entropy) if compute_entropy else None
+        by_row_entropies = None if entropies is None else by_row(entropies)
         values = None if forward.values is None else by_row(forward.values)
-        return Scores(by_row(output.log_probs), entropies, None, values)
+        return Scores(by_row(logps), by_row_entropies, None, values)
+
+    def _by_head(
+        self, network: torch.nn.Module, packed: Packed, compute_entropy: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-probs ``(1, M)`` and entropies of the scored tokens.
+
+        TRL's fused head computes logits in tiles of 32,768 columns, and again in the backward pass. A
+        small vocabulary's logits fit into memory, and are computed once, by the model's own head.
+        """
+        given: dict[str, Any] = {
+            "input_ids": packed.ids,
+            "position_ids": packed.positions,
+            "attention_mask": packed.mask,
+            "shared_prompts": packed.layout,
+        }
+        if not self._is_small:
+            output = network(**given, shift_labels=packed.labels, fused_lm_head=True)
+            return output.log_probs, output.entropy if compute_entropy else None
+        logits = network(**given, use_cache=False).logits.float() / self._trainer.temperature
+        all_logps = logits.log_softmax(-1)  # (1, M, V)
+        is_scored = packed.labels != _IGNORED
+        labels = packed.labels.where(is_scored, 0).unsqueeze(-1)
+        logps = all_logps.gather(-1, labels).squeeze(-1) * is_scored
+        if not compute_entropy:
+            return logps, None
+        return logps, -(all_logps.exp() * all_logps).sum(-1) * is_scored
 
     def _by_trl(
         self,

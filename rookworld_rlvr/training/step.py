@@ -51,6 +51,7 @@ from .rollouts import (
 from .sampling import Samplings, draw, draws_itself, starting_model
 from .scoring import Scorer, Scores, Sequences
 from .step_log import StepLog
+from .terms.right_answers import ask_ahead
 
 if TYPE_CHECKING:
     from .terms.kept import Kept
@@ -105,6 +106,7 @@ class Step(Samplings, StepLog, GRPOTrainer):
     def rollouts_of(self, inputs: Sequence[Mapping[str, Any]]) -> Rollouts:
         """One round: TRL samples, through the two methods below, and computes rewards and logs."""
         sampled = self.rollouts = Rollouts(inputs, self.temperatures(inputs))
+        ask_ahead(self.reward_funcs, inputs)
         sampled.batch = super()._generate_and_score_completions(inputs)
         sampled.tasks = gather_object([row_task(row) or NO_TASK for row in inputs])
         sampled.tasks = sampled.drawn_tasks = sampled.tasks[:: self.num_generations]
