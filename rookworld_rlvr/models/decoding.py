@@ -508,6 +508,9 @@ NO_NUMBERS = (
 )
 
 
+BLOCK, BLOCK_FROM = 256, 32  # tokens of a block, and the blocks above which a vocabulary has some
+
+
 def inverted(
     scores: torch.Tensor, levels: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -524,11 +527,44 @@ def inverted(
         were not.
     """
     dtype = torch.float32 if scores.device.type == "mps" else torch.float64
-    sums = scores.softmax(-1).cumsum(-1, dtype=dtype)  # (B, V)
-    total = sums[:, -1:]
+    probs = scores.softmax(-1)  # (B, V)
+    blocks = _in_blocks(probs) if probs.size(1) > BLOCK * BLOCK_FROM else None  # (B, N, S)
+    of_each = probs if blocks is None else blocks.sum(-1, dtype=dtype)  # (B, V) or (B, N)
+    sums = of_each.cumsum(-1, dtype=dtype)
+    total = sums[:, -1:]  # (B, 1)
     levels = torch.rand_like(total) if levels is None else levels.to(dtype)
-    # Above 0, so no token of probability 0 is drawn.
-    return torch.searchsorted(sums, (1 - levels) * total).squeeze(1), total.isfinite().squeeze(1)
+    wanted = (1 - levels) * total  # above 0, so no token of probability 0 is drawn
+    drawn = torch.searchsorted(sums, wanted)  # (B, 1)
+    if blocks is not None:
+        drawn = _inside(blocks, sums, wanted, drawn.clamp(max=sums.size(1) - 1))
+    return drawn.squeeze(1), total.isfinite().squeeze(1)
+
+
+def _in_blocks(probs: torch.Tensor) -> torch.Tensor:
+    """Probabilities ``(B, V)`` in blocks ``(B, N, S)``, the last one padded with 0.
+
+    Sums of blocks and then of one block need a hundredth of the memory that sums of all tokens need.
+    """
+    return functional.pad(probs, (0, -probs.size(1) % BLOCK)).unflatten(1, (-1, BLOCK))
+
+
+def _inside(
+    blocks: torch.Tensor, sums: torch.Tensor, wanted: torch.Tensor, block: torch.Tensor
+) -> torch.Tensor:
+    """Tokens ``(B, 1)`` at which the sums of all tokens reach what is wanted ``(B, 1)``.
+
+    Args:
+        blocks: ``(B, N, S)``, probabilities.
+        sums: ``(B, N)``, of all tokens up to the end of each block.
+        wanted: Of the sums.
+        block: ``(B, 1)``, in which they reach it.
+    """
+    rows = torch.arange(len(blocks), device=blocks.device)
+    inside = blocks[rows, block.squeeze(1)].cumsum(-1, dtype=sums.dtype)  # (B, S)
+    before = functional.pad(sums, (1, 0)).gather(1, block)
+    # Rounding must not lead beyond the block's last token with a probability.
+    left = torch.minimum(wanted - before, inside[:, -1:])
+    return block * blocks.size(2) + torch.searchsorted(inside, left)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -328,7 +328,7 @@ def test_parts_of_tensors_are_those_of_brackets() -> None:
 @pytest.fixture
 def on_a_gpu() -> Iterator[Callable[[int], State]]:
     """A state whose tensors say that they are on a GPU; they have no numbers."""
-    weights = Weights(model_of(vocab_size=6000))
+    weights = Weights(model_of(vocab_size=9000))
     with FakeTensorMode(), WithoutGuards(), torch.no_grad():
         fake = [torch.empty(copy.shape, device="cuda") for copy in weights.all]
         weights.all, (weights.tokens, weights.positions) = fake, fake[:2]
@@ -377,7 +377,15 @@ def test_what_waits_is_refused(
 
 OF_A_STEP = [
     *(State.advance, State.logits, State.take, State._block, State._attend, State._normed),
-    *(State._choose, State.shrink, decoding.logps_of, decoding.inverted, decoding.within_top_k),
+    *(
+        State._choose,
+        State.shrink,
+        decoding.logps_of,
+        decoding.inverted,
+        decoding._inside,
+        decoding._in_blocks,
+        decoding.within_top_k,
+    ),
 ]
 
 
