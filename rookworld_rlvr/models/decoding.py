@@ -212,8 +212,8 @@ def pad_rows(
 
 
 def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of the host on a device. A GPU copies it when its turn comes; the host goes on."""
-    if device.type == "cuda":
+    """A tensor on a device. From the host a GPU copies it when its turn comes; the host goes on."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=device.type != "mps")
 

@@ -410,11 +410,13 @@ class Recorder:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._pool = device, torch.cuda.graph_pool_handle()
+        # Memory is shared only among what is recorded on one stream.
+        self._stream = torch.cuda.Stream(device)
 
     def __call__(self, step: Replay) -> Replay:
         """Record a step, which is not computed thereby; gives what computes it."""
         with torch.cuda.device(self._device):
-            graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+            graph, stream = torch.cuda.CUDAGraph(), self._stream
             # What other threads do on the GPU at this time must not end the recording.
             how: Any = {"pool": self._pool, "stream": stream, "capture_error_mode": "thread_local"}
             with torch.cuda.graph(graph, **how):

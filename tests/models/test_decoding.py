@@ -1,6 +1,7 @@
 import random
 from collections import Counter
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -308,3 +309,14 @@ def test_blocks_draw_by_the_probabilities() -> None:
     assert {*found} == {*where.tolist()}
     for token, part in zip(where.tolist(), share.tolist(), strict=True):
         assert abs(found[token] - 8000 * part) < 4 * (8000 * part * (1 - part)) ** 0.5
+
+
+@pytest.mark.parametrize(("there", "to"), [("cpu", "cuda"), ("cuda", "cuda"), ("cpu", "cpu")])
+def test_only_what_is_on_the_host_is_pinned_for_a_gpu(there: str, to: str) -> None:
+    """CUDA refuses to pin what is on a GPU already."""
+    said: list[Any] = []
+    tensor: Any = SimpleNamespace(device=torch.device(there))
+    tensor.pin_memory = lambda: (said.append("pinned"), tensor)[1]
+    tensor.to = lambda device, non_blocking: said.append((device.type, non_blocking))
+    decoding.on_device(tensor, torch.device(to))
+    assert said == [*(["pinned"] if there != to else []), (to, True)]

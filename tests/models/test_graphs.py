@@ -5,6 +5,8 @@ import inspect
 import random
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -527,3 +529,32 @@ def test_torch_compiles_a_step_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(State, "take", waiting)
     with pytest.raises(torch._dynamo.exc.Unsupported):
         both(model_of(), quiet(compiled), 8, rows=rows)
+
+
+# --------------------------------------------------------------------------------------------------
+# How CUDA is asked
+# --------------------------------------------------------------------------------------------------
+def test_recordings_share_one_pool_and_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch's CUDA functions replaced: on a GPU the rest is `benchmarks/graph_check.py`'s."""
+    recorded: list[dict[str, Any]] = []
+
+    @contextmanager
+    def graph(made: Any, **how: Any) -> Iterator[None]:
+        recorded.append(how)
+        yield
+
+    made = SimpleNamespace(replay=lambda: None)
+    for name, function in {
+        "graph": graph,
+        "graph_pool_handle": lambda: (0, 1),
+        "Stream": lambda device: object(),
+        "CUDAGraph": lambda: made,
+        "device": lambda device: nullcontext(),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    record, steps = graphs.Recorder(torch.device("cuda", 0)), []
+    for number in range(2):
+        assert record(lambda number=number: steps.append(number)) is made.replay  # type: ignore[misc]
+    assert steps == [0, 1] and recorded[0] == recorded[1]
+    assert recorded[0].keys() == {"pool", "stream", "capture_error_mode"}
+    assert recorded[0]["capture_error_mode"] == "thread_local", "other threads may use the GPU"
