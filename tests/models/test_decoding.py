@@ -316,7 +316,12 @@ def test_only_what_is_on_the_host_is_pinned_for_a_gpu(there: str, to: str) -> No
     """CUDA refuses to pin what is on a GPU already."""
     said: list[Any] = []
     tensor: Any = SimpleNamespace(device=torch.device(there))
-    tensor.pin_memory = lambda: (said.append("pinned"), tensor)[1]
+
+    def pinned() -> Any:
+        said.append("pinned")
+        return tensor
+
+    tensor.pin_memory = pinned
     tensor.to = lambda device, non_blocking: said.append((device.type, non_blocking))
     decoding.on_device(tensor, torch.device(to))
     assert said == [*(["pinned"] if there != to else []), (to, True)]

@@ -49,6 +49,7 @@ def waited(build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callab
             with waits:
                 trainer.train()
         assert is_marked(next(trainer.model.parameters()))
+        assert not +waits.mixed, "a GPU would refuse these"
         return {
             f"{kind} {line}": number
             for kind, lines in step.found.items()
@@ -120,6 +121,9 @@ def test_the_counter_sees_what_waits() -> None:
         for number, ask in enumerate(asked, start=1):
             ask()
             assert sum(waits.reads.values()) >= number, f"the {number}th"
+        assert not +waits.mixed
+        numbers + torch.ones(3)
+        assert sum(waits.mixed.values()) == 1
         waits.reads.clear()
         waits.copies.clear()
         torch.arange(3).to(GPU)

@@ -26,6 +26,8 @@ SIZES = (
     "_local_scalar_dense",
 )
 
+MAY_MIX = ("copy_", "_to_copy", "index", "index_put", "index_put_")
+
 
 def is_marked(tensor: Any) -> bool:
     return isinstance(tensor, torch.Tensor) and hasattr(tensor.untyped_storage(), "on_gpu")
@@ -42,12 +44,14 @@ class Waits(TorchDispatchMode):
     Attributes:
         reads: Waits for numbers of the GPU, by the package and the line that ask for them.
         copies: Waits for the end of a copy to it, likewise.
+        mixed: Operators on tensors of both, which a GPU refuses, likewise.
     """
 
     def __init__(self, *models: torch.nn.Module) -> None:
         super().__init__()
         self.reads: Counter[tuple[str, str]] = Counter()
         self.copies: Counter[tuple[str, str]] = Counter()
+        self.mixed: Counter[tuple[str, str]] = Counter()
         self._functions = _Functions(self)
         weights = [part for one in models for part in (*one.parameters(), *one.buffers())]
         self._kept = [
@@ -85,6 +89,8 @@ class Waits(TorchDispatchMode):
             )
             repeats = name == "repeat_interleave" and kwargs.get("output_size") is None
             self.reads[here()] += by_truth + (name in SIZES or repeats)
+            others = [leaf for leaf in given if leaf.dim() and not is_marked(leaf)]
+            self.mixed[here()] += bool(others) and name not in MAY_MIX
         out = func(*args, **kwargs)
         if on_gpu or kwargs.get("device") == GPU:
             for leaf in tree_leaves(out):
