@@ -59,7 +59,7 @@ oldest: ## Run the tests of training, models and evaluation with the oldest vers
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -m "not slow and not gpu" tests/training tests/models tests/evaluation $(ARGS)
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -m slow tests/training/test_rollouts.py tests/models
 
-gpu: ## On one GPU, take a GRPO step apart and compare it with TRL's, in 140 seconds; ARGS=--all does more
+gpu: ## On one GPU, take a GRPO step apart and compare it with TRL's, in 260 seconds; ARGS=--all does more
 	$(GPU_PYTHON) benchmarks/gpu.py $(ARGS)
 
 gpu-learning: ## On one GPU, train a stand-in for RookWorld-LM and try the recipe's learning rate, in 400 seconds

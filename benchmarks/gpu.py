@@ -1,6 +1,6 @@
 """What a step takes on a GPU, beside plain TRL, and in what it takes the time.
 
-    make gpu                                          # in at most 140 seconds
+    make gpu                                          # in at most 260 seconds
     make gpu ARGS=--all                               # tests, memory and LoRA too: under nine minutes
     python benchmarks/gpu.py --device cpu --small     # tries this script: a tiny model, few steps
 
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-SECONDS, ALL_SECONDS, REHEARSAL_SECONDS = 140.0, 520.0, 1800.0
+SECONDS, ALL_SECONDS, REHEARSAL_SECONDS = 260.0, 520.0, 1800.0
 """For all parts together: the usual ones, with `--all`, without a GPU; the last ones get the rest."""
 
 # What `own_trainers.py` does. A GPU's first steps load kernels and grow the memory's pools, so they
@@ -226,9 +226,11 @@ def parts(on_gpu: bool, small: bool, all_parts: bool, folder: Path) -> list[Part
     tests = ["-m", "pytest", "-m", "gpu", "-q", "-o", "minversion=0", *marked_files()]
     mixed, policy, lora = (recipe_part(name, on_gpu, small, folder) for name in RECIPES)
     found = [
+        graphs_part(on_gpu, small),
         Part("weights", weights_words(small, folder), 60, lambda text: ()),
         mixed,
         step_part("step", size, ("plain", "ours"), [*model, *turns], folder),
+        step_part("step by graphs", size, ("ours", "graphs"), [*model, *turns], folder),
         step_part("step beside a static cache", size, ("static", "ours"), [*model, *turns], folder),
         policy,
     ]
@@ -287,6 +289,19 @@ def step_part(
     return Part(name, ["benchmarks/grpo_step.py", *words, *given], 130, rows)
 
 
+def graphs_part(on_gpu: bool, small: bool) -> Part:
+    """Whether CUDA graphs draw what the loop draws; on a CPU, whether their steps do."""
+
+    def rows(text: str) -> Iterable[Row]:
+        for line in text.splitlines():
+            if " (wanted " in line:
+                what, _, value = line.partition(": ")
+                yield f"graphs: {what}", value
+
+    words = ["benchmarks/graph_check.py", "--device", "cuda" if on_gpu else "cpu"]
+    return Part("graphs", [*words, *(["--small"] if small else [])], 60, rows)
+
+
 def memory_part(sizes: Iterable[tuple[int, int]], words: list[str], folder: Path) -> Part:
     """Peak memory of a step."""
     output = folder / "memory.json"
@@ -301,14 +316,15 @@ def memory_part(sizes: Iterable[tuple[int, int]], words: list[str], folder: Path
 
 
 TITLES = {"plain": "plain TRL", "static": "TRL with a static cache", "ours": "ours"}
+TITLES["graphs"] = "by CUDA graphs"
 
 
 def compared(row: dict[str, Any]) -> str:
-    """The trainers' numbers, and ours divided by the other's; what is missing ran out of memory."""
+    """Two trainers' numbers, and the last by the first; what is missing ran out of memory."""
     kinds = [kind for kind in TITLES if kind in row]
     numbers = ", ".join(f"{TITLES[kind]} {shown(row[kind])}" for kind in kinds)
-    first, ours = row[kinds[0]], row["ours"]
-    return f"{numbers} ({ours / first:.2f} x)" if first and ours else numbers
+    first, last = row[kinds[0]], row[kinds[-1]]
+    return f"{numbers} ({last / first:.2f} x)" if first and last else numbers
 
 
 def shown(number: float | None) -> str:

@@ -195,9 +195,13 @@ class Ours(Timed, RookWorldGRPOTrainer):
     """This package's trainer."""
 
 
-KINDS: dict[str, type[Any]] = {"plain": Plain, "static": Static, "ours": Ours}
+class ByGraphs(Ours):
+    """This package's trainer, sampling by CUDA graphs."""
+
+
+KINDS: dict[str, type[Any]] = {"plain": Plain, "static": Static, "ours": Ours, "graphs": ByGraphs}
 USUAL_KINDS = ("plain", "ours")
-TITLES = {"plain": "plain TRL", "static": "TRL, static", "ours": "ours"}
+TITLES = {"plain": "plain TRL", "static": "TRL, static", "ours": "ours", "graphs": "graphs"}
 
 
 def trainer_of(kind: str, work: Work, steps: int, folder: Path, reward: Any = None) -> Any:
@@ -243,12 +247,14 @@ def trainer_of(kind: str, work: Work, steps: int, folder: Path, reward: Any = No
     }
     if kind == "static":
         config["cache_implementation"] = "static"
-    if kind == "ours":
+    is_ours = issubclass(KINDS[kind], Ours)
+    if is_ours:
         config |= {"rewards": rewards, "preflight": False, "load_best_model_at_end": False}
+        config["cuda_graphs"] = kind == "graphs"
     trainer = KINDS[kind](
         model=model,
         reward_funcs=get_reward_funcs(rewards) if reward is None else reward,
-        args=(RookWorldGRPOConfig if kind == "ours" else GRPOConfig)(**config),
+        args=(RookWorldGRPOConfig if is_ours else GRPOConfig)(**config),
         train_dataset=rows,
         eval_dataset=data.heldout,
         processing_class=tokenizer,

@@ -7,9 +7,12 @@ the inner nodes of its tree, and each node attends to the text and to its own an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
+
+from .decoding import on_device
 
 Tokens = Sequence[int]
 
@@ -54,27 +57,23 @@ def choice_logps(
             for depth in range(1, len(node)):
                 mask[row, at[node], at[node[:depth]]] = True
     logits = network(
-        input_ids=ids.to(device),
-        position_ids=positions.to(device),
-        attention_mask=mask.unsqueeze(1).to(device),
+        input_ids=on_device(ids, device),
+        position_ids=on_device(positions, device),
+        attention_mask=on_device(mask.unsqueeze(1), device),
         logits_to_keep=deep,
         use_cache=False,
     ).logits
-    heat = torch.tensor(temperatures, device=device).view(-1, 1, 1)
+    heat = on_device(torch.tensor(temperatures), device).view(-1, 1, 1)
     logps = (logits[:, -deep:].float() / heat).log_softmax(-1)  # (B, deep, V)
+    counts = [len(of_context) for of_context in choices]
+    first = [0, *accumulate(counts)]
     steps = [
-        (row, number, deep - len(nodes) + node, token)
+        (first[row] + number, row, deep - len(nodes) + node, token)
         for row, (nodes, tree) in enumerate(trees)
         for number, node, token in tree
     ]
-    rows, numbers, nodes_of, tokens = (
-        torch.tensor(column, device=device) for column in zip(*steps, strict=True)
-    )
-    counts = [len(of_context) for of_context in choices]
-    first = torch.tensor([0, *counts[:-1]], device=device).cumsum(0)
-    total = logps.new_zeros(sum(counts)).index_add(
-        0, first[rows] + numbers, logps[rows, nodes_of, tokens]
-    )
+    choice, rows, nodes_of, tokens = on_device(torch.tensor(steps).T.contiguous(), device)
+    total = logps.new_zeros(sum(counts)).index_add(0, choice, logps[rows, nodes_of, tokens])
     return list(total.split(counts))
 
 

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from accelerate import PartialState
@@ -44,6 +44,9 @@ from ..tasks.task import Sampling
 from ..tasks.text import shown_text
 from .gpt2 import position_ids_from_mask
 from .loading import room_after
+
+if TYPE_CHECKING:
+    from .graphs import Graphs
 
 Asked = TypeVar("Asked")
 Answered = TypeVar("Answered")
@@ -111,6 +114,7 @@ def complete_ids(
     max_new_tokens: int,
     decoding: Decoding = GREEDY,
     batch_size: int = 64,
+    graphs: Graphs | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> list[list[int]]:
     """The token ids of one completion for each prompt, with the end of text that ended it.
@@ -126,6 +130,7 @@ def complete_ids(
         max_new_tokens: Largest number of tokens in a completion; less if the model has fewer positions.
         decoding: How tokens are chosen.
         batch_size: Prompts decoded at once.
+        graphs: See `decode`.
         progress: Called with the number of prompts of each batch that is done.
 
     Raises:
@@ -147,6 +152,7 @@ def complete_ids(
         options,
         seeds=_seeds(prompts, decoding.seed) if decoding.temperature else None,
         batch_size=batch_size,
+        graphs=graphs,
         progress=progress,
     ).ids
 
@@ -205,6 +211,13 @@ def pad_rows(
     return {"input_ids": pad(tokens, padding_value=pad_token_id), "attention_mask": pad(ones)}
 
 
+def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor on a device. From the host a GPU copies it when its turn comes; the host goes on."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=device.type != "mps")
+
+
 # --------------------------------------------------------------------------------------------------
 # Tokens: the loop
 # --------------------------------------------------------------------------------------------------
@@ -226,6 +239,7 @@ def decode(
     seeds: Sequence[int] | None = None,
     keep_logps: bool = False,
     batch_size: int | None = None,
+    graphs: Graphs | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Drawn:
     """Draw one completion per prompt, each with its own settings. Autocast applies if it is on.
@@ -240,6 +254,7 @@ def decode(
         seeds: The seed of each row's own draws; None draws from the device's global generator.
         keep_logps: Whether to return log-probs.
         batch_size: Rows decoded at once; None for all.
+        graphs: Those of `network`, which take the loop's place where it would be used; None is the loop.
         progress: Called with the number of rows of each batch that is done.
 
     Raises:
@@ -248,7 +263,10 @@ def decode(
     ids: list[list[int]] = [[] for _ in prompts]
     logps: list[list[float]] = [[] for _ in prompts]
     by_generate = by_generate or requires_generate(network)
-    draw: Callable[..., DecodedBatch] = _generate_batch if by_generate else _decode_batch
+    draw: Callable[..., DecodedBatch] = _generate_batch if by_generate else decode_batch
+    if graphs is not None and not by_generate:
+        draw = graphs.decode_batch
+        graphs.refresh(network)
     lengths = [row.max_completion_length or options.max_new_tokens for row in rows]
     # `generate` goes on with rows that have ended, even past the end of a table of positions.
     apart = lengths if by_generate and batch_size else [0] * len(prompts)
@@ -277,7 +295,7 @@ def requires_generate(network: Any) -> bool:
     if not is_gpt2 or adds_tokens(network):
         return True
     parts = (part for block in model.transformer.h for part in (block, block.attn, block.mlp))
-    if any(map(_is_changed, parts)):  # the loop would not run their hooks
+    if any(map(is_changed, parts)):  # the loop would not run their hooks
         return True
     return bool(model.config.add_cross_attention or model.config.reorder_and_upcast_attn)
 
@@ -305,17 +323,26 @@ DecodedBatch = tuple[list[list[int]], list[list[float]], list[int]]
 """Tokens and log-probs of each row, and how many of them count; no log-probs if they are not kept."""
 
 
-def _decode_batch(
+def decode_batch(
     network: Any,
     prompts: Sequence[Sequence[int]],
     chooser: Chooser,
     lengths: Sequence[int],
     options: GenerationConfig,
 ) -> DecodedBatch:
+    """Draw completions of one batch by the loop.
+
+    Args:
+        network: See `decode`.
+        prompts: Token ids of `B` prompts.
+        chooser: Draws the tokens of these rows.
+        lengths: The largest number of tokens in each row's completion.
+        options: See `decode`.
+    """
     device, count, longest = network.device, len(prompts), max(lengths)
     steps = _Steps(network, prompts, lengths, options.pad_token_id)
     logits = steps.first
-    ends = _ends(options, device)
+    ends = ends_of(options, device)
     bounds = torch.tensor(lengths, device=device)
     tokens = torch.zeros(count, longest, dtype=torch.long, device=device)
     logps = torch.zeros(count, longest, device=device)
@@ -341,7 +368,7 @@ def _decode_batch(
     return tokens.tolist(), logps.tolist(), used.tolist()
 
 
-def _ends(options: GenerationConfig, device: Any) -> torch.Tensor:
+def ends_of(options: GenerationConfig, device: Any) -> torch.Tensor:
     """The tokens that end an answer; there may be none."""
     ends = options.eos_token_id
     return torch.tensor([] if ends is None else ends, dtype=torch.long, device=device)
@@ -382,73 +409,111 @@ class Chooser:
         keep_logps: bool = False,
     ) -> None:
         def column(values: list[Any]) -> torch.Tensor:
-            return torch.tensor(values, device=device).unsqueeze(1)  # (B, 1)
+            return on_device(torch.tensor(values), device).unsqueeze(1)  # (B, 1)
 
         self.keep_logps = keep_logps
-        self._temperature = column([float(row.temperature) or 1.0 for row in rows])
-        self._top_p = column([float(row.top_p) for row in rows])
-        self._top_k = column([row.top_k for row in rows])
-        self._draws = any(row.temperature for row in rows)
-        self._most_k = max(row.top_k for row in rows)
-        self._has_top_p = any(row.top_p < 1 for row in rows)
-        self._streams = None if seeds is None else [torch.Generator().manual_seed(s) for s in seeds]
+        self.temperature = column([float(row.temperature) or 1.0 for row in rows])
+        self.top_p = column([float(row.top_p) for row in rows])
+        self.top_k = column([row.top_k for row in rows])
+        self.draws = any(row.temperature for row in rows)
+        self.most_k = max(row.top_k for row in rows)
+        self.has_top_p = any(row.top_p < 1 for row in rows)
+        self.streams = None if seeds is None else [torch.Generator().manual_seed(s) for s in seeds]
 
     def keep(self, slots: torch.Tensor) -> None:
         """Go on with the rows in some slots ``(n,)``, in that order."""
-        for name in ("_temperature", "_top_p", "_top_k"):
+        for name in ("temperature", "top_p", "top_k"):
             setattr(self, name, getattr(self, name)[slots])
-        if self._streams is not None:
-            self._streams = [self._streams[slot] for slot in slots.tolist()]
+        if self.streams is not None:
+            self.streams = [self.streams[slot] for slot in slots.tolist()]
 
     @property
     def needs_draw(self) -> bool:
         """Whether `generate` must draw; else nothing is drawn, or each row draws here by its seed."""
-        return self._draws and self._streams is None
+        return self.draws and self.streams is None
 
     def __call__(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Tokens ``(B,)`` drawn from logits ``(B, V)``, and their log-probs, or None."""
-        if not (self._draws or self.keep_logps):
+        if not (self.draws or self.keep_logps):
             return logits.argmax(-1), None
         scores = self.scaled(logits)
         drawn = self.draw(self.cut(scores))
-        if not self.keep_logps:
-            return drawn, None
-        return drawn, scores.log_softmax(-1).gather(1, drawn.unsqueeze(1)).squeeze(1)
+        return drawn, logps_of(scores, drawn) if self.keep_logps else None
 
     def draw(self, scores: torch.Tensor) -> torch.Tensor:
         """Tokens ``(B,)`` drawn from the softmax of scores ``(B, V)``, or the likeliest."""
-        if not self._draws:
+        if not self.draws:
             return scores.argmax(-1)
-        if self._streams is None:
-            return _inverted(scores)
-        levels = torch.stack([torch.rand(1, generator=stream) for stream in self._streams])
-        return _inverted(scores, levels.to(scores.device))
+        levels = None
+        if self.streams is not None:
+            drawn = [torch.rand(1, generator=stream) for stream in self.streams]
+            levels = torch.stack(drawn).to(scores.device)
+        tokens, is_finite = inverted(scores, levels)
+        if not is_finite.all():
+            raise RookWorldError(NO_NUMBERS)
+        return tokens
 
     def scaled(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits ``(B, V)`` divided by each row's temperature."""
-        return logits.float() / self._temperature
+        return logits.float() / self.temperature
 
     def cut(self, scores: torch.Tensor) -> torch.Tensor:
         """Scores ``(B, V)``, -inf for tokens that top-k or top-p leave out."""
-        size = scores.size(1)
-        if self._most_k:
-            top = scores.topk(min(self._most_k, size)).values
-            least = top.gather(1, self._top_k.clamp(1, size) - 1)  # (B, 1)
-            scores = scores.masked_fill((self._top_k > 0) & (scores < least), -torch.inf)
-        if not self._has_top_p:
-            return scores
-        probs, cuts = scores.softmax(-1), self._top_p < 1
-        # All tokens below this bound together have less than 1 - top-p, so they are left out anyway and
-        # need not be sorted.
-        likely = (probs > (1 - self._top_p) / size) & cuts
-        top, order = probs.topk(max(1, int(likely.sum(1).max())))  # (B, K)
-        inside = top.cumsum(-1) - top < self._top_p
-        inside[:, 0] = True  # the likeliest token always stays
-        outside = torch.ones_like(likely).scatter(1, order, ~inside)
-        return scores.masked_fill(outside & cuts, -torch.inf)
+        if self.most_k:
+            scores = within_top_k(scores, self.top_k, self.most_k)
+        return within_top_p(scores, self.top_p) if self.has_top_p else scores
 
 
-def _inverted(scores: torch.Tensor, levels: torch.Tensor | None = None) -> torch.Tensor:
+def logps_of(scores: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    """Log-probs ``(B,)`` of drawn tokens ``(B,)``, in nats, from scores ``(B, V)``."""
+    return scores.log_softmax(-1).gather(1, drawn.unsqueeze(1)).squeeze(1)
+
+
+def within_top_k(scores: torch.Tensor, top_k: torch.Tensor, most: int) -> torch.Tensor:
+    """Scores ``(B, V)``, -inf for tokens that top-k ``(B, 1)``, `most` at most, leaves out."""
+    size = scores.size(1)
+    top = scores.topk(min(most, size)).values
+    least = top.gather(1, top_k.clamp(1, size) - 1)  # (B, 1)
+    return scores.masked_fill((top_k > 0) & (scores < least), -torch.inf)
+
+
+def within_top_p(
+    scores: torch.Tensor, top_p: torch.Tensor, sorts_all: bool = False
+) -> torch.Tensor:
+    """Scores ``(B, V)``, -inf for tokens that top-p ``(B, 1)`` leaves out.
+
+    Args:
+        scores: Of the tokens.
+        top_p: Of each row; 1 leaves it as it is.
+        sorts_all: Whether to sort all tokens, and not only those that may stay, which must be counted
+            on the host.
+    """
+    probs, cuts = scores.softmax(-1), top_p < 1
+    # All tokens below this bound together have less than 1 - top-p, so they are left out anyway and
+    # need not be sorted.
+    likely = (probs > (1 - top_p) / scores.size(1)) & cuts
+    if sorts_all:
+        top, order = probs.sort(descending=True)  # (B, K)
+    else:
+        top, order = probs.topk(max(1, int(likely.sum(1).max())))
+    inside = top.cumsum(-1) - top < top_p
+    inside[:, 0] = True  # the likeliest token always stays
+    outside = torch.ones_like(likely).scatter(1, order, ~inside)
+    return scores.masked_fill(outside & cuts, -torch.inf)
+
+
+NO_NUMBERS = (
+    "the model's scores are not numbers, so nothing can be sampled; its weights are broken: "
+    "go back to a checkpoint, and lower the learning rate"
+)
+
+
+BLOCK, BLOCK_FROM = 256, 32  # tokens of a block, and the blocks above which a vocabulary has some
+
+
+def inverted(
+    scores: torch.Tensor, levels: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens ``(B,)`` drawn from the softmax of scores ``(B, V)`` by inverting the cumulative sum.
 
     `multinomial` draws a number for every token of the vocabulary and takes ten times as long.
@@ -456,23 +521,82 @@ def _inverted(scores: torch.Tensor, levels: torch.Tensor | None = None) -> torch
     Args:
         scores: Of the tokens.
         levels: ``(B, 1)``, uniform from 0 to 1; None draws them from the device's generator.
+
+    Returns:
+        The tokens, and whether each row's scores were numbers, ``(B,)``; a token is arbitrary where they
+        were not.
     """
     dtype = torch.float32 if scores.device.type == "mps" else torch.float64
-    sums = scores.softmax(-1).cumsum(-1, dtype=dtype)  # (B, V)
-    total = sums[:, -1:]
-    if not total.isfinite().all():
-        raise RookWorldError(
-            "the model's scores are not numbers, so nothing can be sampled; its weights are broken: "
-            "go back to a checkpoint, and lower the learning rate"
-        )
+    probs = scores.softmax(-1)  # (B, V)
+    blocks = _in_blocks(probs) if probs.size(1) > BLOCK * BLOCK_FROM else None  # (B, N, S)
+    of_each = probs if blocks is None else blocks.sum(-1, dtype=dtype)  # (B, V) or (B, N)
+    sums = of_each.cumsum(-1, dtype=dtype)
+    total = sums[:, -1:]  # (B, 1)
     levels = torch.rand_like(total) if levels is None else levels.to(dtype)
-    # Above 0, so no token of probability 0 is drawn.
-    return torch.searchsorted(sums, (1 - levels) * total).squeeze(1)
+    wanted = (1 - levels) * total  # above 0, so no token of probability 0 is drawn
+    drawn = torch.searchsorted(sums, wanted)  # (B, 1)
+    if blocks is not None:
+        drawn = _inside(blocks, sums, wanted, drawn.clamp(max=sums.size(1) - 1))
+    return drawn.squeeze(1), total.isfinite().squeeze(1)
+
+
+def _in_blocks(probs: torch.Tensor) -> torch.Tensor:
+    """Probabilities ``(B, V)`` in blocks ``(B, N, S)``, the last one padded with 0.
+
+    Sums of blocks and then of one block need a hundredth of the memory that sums of all tokens need.
+    """
+    return functional.pad(probs, (0, -probs.size(1) % BLOCK)).unflatten(1, (-1, BLOCK))
+
+
+def _inside(
+    blocks: torch.Tensor, sums: torch.Tensor, wanted: torch.Tensor, block: torch.Tensor
+) -> torch.Tensor:
+    """Tokens ``(B, 1)`` at which the sums of all tokens reach what is wanted ``(B, 1)``.
+
+    Args:
+        blocks: ``(B, N, S)``, probabilities.
+        sums: ``(B, N)``, of all tokens up to the end of each block.
+        wanted: Of the sums.
+        block: ``(B, 1)``, in which they reach it.
+    """
+    rows = torch.arange(len(blocks), device=blocks.device)
+    inside = blocks[rows, block.squeeze(1)].cumsum(-1, dtype=sums.dtype)  # (B, S)
+    before = functional.pad(sums, (1, 0)).gather(1, block)
+    # Rounding must not lead beyond the block's last token with a probability.
+    left = torch.minimum(wanted - before, inside[:, -1:])
+    return block * blocks.size(2) + torch.searchsorted(inside, left)
 
 
 # --------------------------------------------------------------------------------------------------
 # Steps: logits of the next token, from a cache of fixed size
 # --------------------------------------------------------------------------------------------------
+class Read(NamedTuple):
+    """What comes of `B` prompts, padded on the left to `T` tokens; the `G` distinct ones are read."""
+
+    first: torch.Tensor  # (B, V), logits of the first tokens
+    mask: torch.Tensor  # (B, T), 1 for text
+    distinct: torch.Tensor  # (B,), the index of each prompt among the distinct ones
+    cache: list[Any]  # of each layer: keys, values (G, H, T, D)
+
+
+def read_prompts(network: Any, prompts: Sequence[Sequence[int]], pad_token_id: int) -> Read:
+    """Send each distinct prompt through a network once."""
+    number: dict[tuple[int, ...], int] = {}
+    places = [number.setdefault(tuple(prompt), len(number)) for prompt in prompts]
+    distinct = on_device(torch.tensor(places), network.device)
+    batch = pad_rows(list(number), pad_token_id)
+    ids, mask = (on_device(batch[key], network.device) for key in ("input_ids", "attention_mask"))
+    read = network(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=position_ids_from_mask(mask),
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    layers = read.past_key_values.layers
+    return Read(read.logits[:, -1][distinct], mask[distinct], distinct, layers)
+
+
 class _Steps:
     """Steps of GPT-2 from its weights: its operations are small, and modules take most of the time.
 
@@ -495,34 +619,22 @@ class _Steps:
         lengths: Sequence[int],
         pad_token_id: int,
     ) -> None:
-        device, model = network.device, language_model(network)
-        number: dict[tuple[int, ...], int] = {}
-        places = [number.setdefault(tuple(prompt), len(number)) for prompt in prompts]
-        distinct = torch.tensor(places, device=device)
-        batch = pad_rows(list(number), pad_token_id)
-        ids, mask = (batch[key].to(device) for key in ("input_ids", "attention_mask"))
-        read = network(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=position_ids_from_mask(mask),
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        self.first = read.logits[:, -1][distinct]
-        body, mask = model.transformer, mask[distinct]
+        model, read = language_model(network), read_prompts(network, prompts, pad_token_id)
+        self.first = read.first
+        body, mask = model.transformer, read.mask
         self._embed, self._embed_position = body.wte, body.wpe
         self._layers = [_Layer(block) for block in body.h]
         self._norm, self._head = body.ln_f, _linear(model.lm_head)
         self._positions = mask.sum(1)  # (B,), of the next tokens
-        self._last = self._positions + torch.tensor(lengths, device=device) - 1
+        self._last = self._positions + torch.tensor(lengths, device=mask.device) - 1
         self._width = mask.size(1)  # places of the cache in use
-        keys = read.past_key_values.layers[0].keys
+        keys = read.cache[0].keys
         self._heads, room = keys.size(1), self._width + max(lengths)
         shape = (2, len(prompts), self._heads, room, keys.size(3))
         self._cache = [keys.new_empty(shape) for _ in self._layers]  # keys, values: (2, B, H, M, D)
-        for ours, theirs in zip(self._cache, read.past_key_values.layers, strict=True):
-            ours[0, :, :, : self._width] = theirs.keys[distinct]
-            ours[1, :, :, : self._width] = theirs.values[distinct]
+        for ours, theirs in zip(self._cache, read.cache, strict=True):
+            ours[0, :, :, : self._width] = theirs.keys[read.distinct]
+            ours[1, :, :, : self._width] = theirs.values[read.distinct]
         padding = (mask == 0).repeat_interleave(self._heads, 0).unsqueeze(1)  # (B*H, 1, T)
         self._bias = keys.new_zeros(len(padding), 1, room)
         self._bias[..., : self._width].masked_fill_(padding, -torch.inf)
@@ -578,7 +690,7 @@ class _Layer:
         self.act, self.scaling = block.mlp.act, block.attn.scaling
 
 
-def _is_changed(module: Any) -> bool:
+def is_changed(module: Any) -> bool:
     """Whether a module computes more than its class does: it has hooks, or another forward.
 
     FSDP's hooks gather weights, which are gathered for all of sampling already.
@@ -590,7 +702,7 @@ def _is_changed(module: Any) -> bool:
 
 def _linear(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     """A linear layer as a function; under autocast its weights are cast once, not at every token."""
-    if _is_changed(module) or type(module) not in (Conv1D, torch.nn.Linear):
+    if is_changed(module) or type(module) not in (Conv1D, torch.nn.Linear):
         return module  # type: ignore[no-any-return]
     weight, bias = module.weight, module.bias
     kind = weight.device.type
@@ -676,7 +788,7 @@ def _generate_batch(
         stopping_criteria=StoppingCriteriaList([_RowLength(lengths, width)]),
     )
     completions = output[:, width:]  # (B, C)
-    is_end = torch.isin(completions, _ends(options, completions.device))
+    is_end = torch.isin(completions, ends_of(options, completions.device))
     first = torch.where(is_end.any(1), is_end.int().argmax(1) + 1, completions.size(1))
     sizes = [min(size, bound) for size, bound in zip(first.tolist(), lengths, strict=True)]
     logps = processor.logps(completions[:, -1]) if chooser.keep_logps else [[] for _ in sizes]

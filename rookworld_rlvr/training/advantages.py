@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from trl.trainer.utils import nanstd
 
+from ..models.decoding import on_device
 from .arguments import StepArguments
 
 STD_EPSILON = 1e-4  # TRL's
@@ -25,9 +26,8 @@ def deviations(values: torch.Tensor) -> torch.Tensor:
 
 def weighted(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Total rewards ``(N,)`` from those of each function ``(N, F)``; nan if no function gave one."""
-    summed = (rewards * weights.to(rewards.device)).nansum(dim=1)
-    summed[rewards.isnan().all(dim=1)] = torch.nan
-    return summed
+    summed = (rewards * on_device(weights, rewards.device)).nansum(dim=1)
+    return summed.masked_fill(rewards.isnan().all(dim=1), torch.nan)
 
 
 def compared(

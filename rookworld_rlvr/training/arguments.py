@@ -121,6 +121,14 @@ class StepArguments:
         check=_sampling_faults,
     )
 
+    # How a GPU is given a token's operations
+    cuda_graphs: bool = setting(
+        False,
+        "Sample by CUDA graphs: a token's operations are recorded once and launched together. This is "
+        "for GPT-2 on a GPU, also with LoRA, without FSDP; else a line says why, and the usual loop "
+        "samples. The cache and a copy of the weights stay in the GPU's memory.",
+    )
+
     # Which prompts a batch holds
     task_phases: list[Any] | str | None = setting(
         None,

@@ -19,6 +19,36 @@ PHASES = ("sampling", "rewards")  # all other time of a step, up to its gradient
 OF_UPDATE = ("reference", "loss")  # phases of the update that `log_phases` measures, too
 
 
+MOST_USED = 0.8  # the largest share of a GPU's memory that a suggestion may reckon with
+
+
+def larger_batches(batch_size: int, accumulation: int, peak: int, memory: int) -> str | None:
+    """A line that suggests larger micro-batches of the same step; None where there is no room.
+
+    It reckons as if all of the peak grew with the micro-batch, so it is on the safe side.
+
+    Args:
+        batch_size: Completions in a micro-batch.
+        accumulation: Micro-batches in a step.
+        peak: The most memory of the first step, in bytes.
+        memory: The GPU's, in bytes.
+    """
+    fitting = [
+        size
+        for size in range(2, accumulation + 1)
+        if accumulation % size == 0 and size * peak <= MOST_USED * memory
+    ]
+    if not fitting:
+        return None
+    size = max(fitting)
+    return (
+        f"memory: the first step took {peak / 2**30:.1f} of {memory / 2**30:.0f} GiB; "
+        f"per_device_train_batch_size: {batch_size * size} with gradient_accumulation_steps: "
+        f"{accumulation // size} would be faster (the same completions in a step; means over "
+        "micro-batches, and keep_rows, differ)"
+    )
+
+
 class Clock(TrainerCallback):
     """Times the phases of a step.
 
@@ -37,6 +67,8 @@ class Clock(TrainerCallback):
         self._is_fine = bool(getattr(trainer.args, "log_phases", False))
         self._peak = 0  # bytes, before the GPU's own count was last reset
         self._started: float | None = None
+        self._trainer = trainer
+        self._has_suggested = False
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -51,6 +83,17 @@ class Clock(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._note_memory("update")  # of what was before, such as an evaluation
         self._begin_step()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After the first step on a GPU, suggest larger micro-batches if there is room for them."""
+        sizes = args.per_device_train_batch_size, args.gradient_accumulation_steps
+        is_usual = args.steps_per_generation == args.gradient_accumulation_steps
+        if self._has_suggested or not (torch.cuda.is_available() and is_usual):
+            return
+        self._has_suggested = True
+        memory = torch.cuda.get_device_properties(args.device).total_memory
+        if line := larger_batches(*sizes, max(self._peak, peak_memory()), memory):
+            self._trainer.accelerator.print(line)
 
     def elapsed(self) -> dict[str, float]:
         """The seconds of training so far, for the log; empty before training."""

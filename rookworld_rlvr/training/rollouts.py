@@ -16,6 +16,7 @@ import torch
 from accelerate.utils import gather_object
 from trl.trainer.utils import pad
 
+from ..models.decoding import on_device
 from ..tasks.text import shown_text
 from .advantages import have_signal
 from .exchanged import unrecorded
@@ -81,7 +82,7 @@ def skipped(trainer: Step, sampled: Rollouts) -> Rollouts:
     """The round without its silent groups: their rows are masked, and the others count for more."""
     rows = torch.tensor(sampled.signal).repeat_interleave(sampled.size)
     mask = sampled.batch["completion_mask"]
-    mask = mask * trainer.local_rows(rows).to(mask.device).unsqueeze(1)
+    mask = mask * on_device(trainer.local_rows(rows), mask.device).unsqueeze(1)
     batch = {**sampled.batch, "completion_mask": mask}
     batch["num_items_in_batch"] = trainer.on_all(loss_mask(batch))
     if trainer.loss_type in MEAN_OVER_ROWS:
@@ -254,8 +255,19 @@ def in_rows(batch: Mapping[str, Any]) -> Batch:
     return {name: of(column) for name, column in batch.items()}
 
 
+def on_host(batch: Mapping[str, Any]) -> Batch:
+    """Columns for `whole`: tokens and mask of a batch on the host, where they are packed."""
+    ids, mask, _ = whole(batch)
+    return {"host_ids": ids.cpu(), "host_mask": mask.cpu()}
+
+
 def whole(batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """A batch's prompts and completions together: tokens ``(B, P+C)``, mask ``(B, P+C)``, and `C`."""
+    """A batch's prompts and completions together: tokens ``(B, P+C)``, mask ``(B, P+C)``, and `C`.
+
+    They are on the host if the batch has them there, too, see `on_host`.
+    """
+    if "host_ids" in batch:
+        return batch["host_ids"], batch["host_mask"], batch["completion_ids"].size(1)
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     return ids, mask, batch["completion_ids"].size(1)
@@ -284,11 +296,11 @@ def was_sampled(batch: Mapping[str, Any]) -> torch.Tensor:
     return ~taught.bool().unsqueeze(1)
 
 
-def trained_advantages(batch: Mapping[str, Any]) -> torch.Tensor:
-    """The advantages ``(A,)`` of the completions that are trained on, or of their tokens."""
+def trained_advantages(batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantages of completions ``(B,)`` or of their tokens ``(B, C)``, and which are trained on."""
     advantages: torch.Tensor = batch["advantages"]
     mask = batch["completion_mask"].bool()
-    return advantages[mask if advantages.dim() > 1 else mask.any(1)]
+    return advantages, mask if advantages.dim() > 1 else mask.any(1)
 
 
 # --------------------------------------------------------------------------------------------------

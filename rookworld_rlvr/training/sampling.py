@@ -26,6 +26,7 @@ from ..tasks.task import Sampling
 from .arguments import arguments_of
 
 if TYPE_CHECKING:
+    from ..models.graphs import Graphs
     from .step import Step
 
 # A model's own generation settings that our loop follows, or that do not change which tokens come.
@@ -41,10 +42,14 @@ class Samplings(Trainer):
     Attributes:
         sampling: How completions are sampled, unless `task_samplings` has their task.
         task_samplings: How each task is sampled; None if all are sampled alike.
+        graphs: What samples in the loop's place; None before, and where they are off or cannot be used.
+        no_graphs: Why they cannot be used, as was said last.
     """
 
     sampling: Sampling
     task_samplings: dict[str, Sampling] | None
+    graphs: Graphs | None = None
+    no_graphs: str | None = None
 
     def networks(self) -> list[torch.nn.Module]:
         """The policy and, if it is a separate model, the reference."""
@@ -64,11 +69,10 @@ class Samplings(Trainer):
         return (self.task_samplings or {}).get(task or "", self.sampling)
 
     def temperatures(self, rows: Sequence[Mapping[str, Any]]) -> torch.Tensor | None:
-        """The temperatures ``(B,)`` of rows; None if all have the trainer's."""
+        """The temperatures ``(B,)`` of rows, on the host; None if all have the trainer's."""
         if self.task_samplings is None:
             return None
-        values = [self.sampling_of(row_task(row)).temperature for row in rows]
-        return torch.tensor(values, device=self.accelerator.device)
+        return torch.tensor([self.sampling_of(row_task(row)).temperature for row in rows])
 
 
 def check_rows(rows: int, prompts: int) -> None:
@@ -187,7 +191,28 @@ def draw(
             trainer.generation_config,
             by_generate=needs_generate(trainer),
             keep_logps=keep_logps,
+            graphs=graphs_of(trainer, network),
         )
+
+
+def graphs_of(trainer: Step, network: Any) -> Graphs | None:
+    """The CUDA graphs that sample with a trainer's network; None where they are off or cannot be used.
+
+    A line says why they cannot be, once for each reason.
+    """
+    if not arguments_of(trainer.args).cuda_graphs:
+        return None
+    from ..models.graphs import Graphs, obstacle
+
+    by_generate = needs_generate(trainer)
+    reason = "transformers' generate samples here" if by_generate else obstacle(network)
+    if reason is not None:
+        if reason != trainer.no_graphs:
+            trainer.accelerator.print(f"cuda_graphs: they are not used: {reason}")
+        trainer.no_graphs, trainer.graphs = reason, None
+    elif trainer.graphs is None:
+        trainer.graphs = Graphs(trainer.accelerator.print)
+    return trainer.graphs
 
 
 def sample(trainer: Step, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
@@ -223,6 +248,7 @@ def decode(
             max_new_tokens=trainer.max_completion_length,
             decoding=decoding,
             batch_size=trainer.args.per_device_eval_batch_size,
+            graphs=graphs_of(trainer, network),
             progress=progress,
         )
 

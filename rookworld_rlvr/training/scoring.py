@@ -26,7 +26,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from ..models.decoding import adds_tokens, language_model
+from ..models.decoding import adds_tokens, language_model, on_device
 from .sampling import backbone
 
 if TYPE_CHECKING:
@@ -34,12 +34,16 @@ if TYPE_CHECKING:
 
 ATTENTION = "sdpa_with_shared_prompts"  # its name in transformers' registries
 
+SMALL = 4096  # tokens of a vocabulary whose logits are computed at once
 _IGNORED = -100  # the label of a token that is not scored
 _MULTIPLE = 8  # of keys, for GPUs' kernels
 
 
 class Sequences(NamedTuple):
-    """Sequences to score, prompts padded on the left and completions on the right."""
+    """Sequences to score, prompts padded on the left and completions on the right.
+
+    They are packed on the host: where they are on a GPU, it has to be waited for.
+    """
 
     ids: torch.Tensor  # (B, T)
     mask: torch.Tensor  # (B, T), 1 for text
@@ -136,6 +140,13 @@ class Packed(NamedTuple):
     before: torch.Tensor  # (M,), places of the tokens before the `M` scored ones
     labels: torch.Tensor  # (1, M), the scored tokens
 
+    def to(self, device: torch.device) -> Packed:
+        """The same on a device, which is not waited for."""
+        layout = Layout(*(on_device(part, device) for part in self.layout))
+        names = ("ids", "positions", "mask", "scored", "before", "labels")
+        moved = {name: on_device(getattr(self, name), device) for name in names}
+        return Packed(layout=layout, **moved)
+
 
 def distinct_rows(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The distinct rows ``(G, T)`` of ``(B, T)``, padded with -1, and the index of each row in them."""
@@ -147,6 +158,8 @@ def distinct_rows(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, 
 
 def pack(ids: torch.Tensor, mask: torch.Tensor, length: int) -> Packed:
     """Pack rows ``(b, T)``, prompts padded on the left; rows without a completion are left out.
+
+    The result's shapes depend on the numbers in the mask, so the tensors should be on the host.
 
     Args:
         ids: Tokens.
@@ -233,6 +246,10 @@ class Scorer:
         self._forward: _Forward | None = None
         reason = obstacle(trainer)
         self.shares_prompts = reason is None
+        sizes = [
+            len(language_model(one).get_output_embeddings().weight) for one in trainer.networks()
+        ]
+        self._is_small = max(sizes) <= SMALL and not trainer.args.cast_lm_head_to_fp32
         if reason:
             said = f"prompts are not shared: {reason}; each row is scored whole, as TRL does"
             trainer.accelerator.print(said)
@@ -292,26 +309,47 @@ class Scorer:
         if not self.shares_prompts or compute_aux_loss:
             asked = {"compute_entropy": compute_entropy, "compute_aux_loss": compute_aux_loss}
             return self._by_trl(network, rows, by_trl, head, **asked)
-        packed = pack(rows.ids, rows.mask, rows.length)
+        host = pack(rows.ids.cpu(), rows.mask.cpu(), rows.length)
+        device = self._trainer.accelerator.device
+        packed, heat = host.to(device), self._heat(rows, host)
         with (
-            self._watched(_Forward(packed, self._heat(rows, packed), head)) as forward,
+            self._watched(_Forward(packed, heat, head)) as forward,
             self._trainer.accelerator.autocast(),
         ):
-            output = network(
-                input_ids=packed.ids,
-                position_ids=packed.positions,
-                attention_mask=packed.mask,
-                shared_prompts=packed.layout,
-                shift_labels=packed.labels,
-                fused_lm_head=True,
-            )
+            logps, entropies = self._by_head(network, packed, compute_entropy)
 
         def by_row(tokens: torch.Tensor) -> torch.Tensor:
             return tokens.new_zeros(packed.scored.shape).masked_scatter(packed.scored, tokens)
 
-        entropies = by_row(output.entropy) if compute_entropy else None
+        by_row_entropies = None if entropies is None else by_row(entropies)
         values = None if forward.values is None else by_row(forward.values)
-        return Scores(by_row(output.log_probs), entropies, None, values)
+        return Scores(by_row(logps), by_row_entropies, None, values)
+
+    def _by_head(
+        self, network: torch.nn.Module, packed: Packed, compute_entropy: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-probs ``(1, M)`` and entropies of the scored tokens.
+
+        TRL's fused head computes logits in tiles of 32,768 columns, and again in the backward pass. A
+        small vocabulary's logits fit into memory, and are computed once, by the model's own head.
+        """
+        given: dict[str, Any] = {
+            "input_ids": packed.ids,
+            "position_ids": packed.positions,
+            "attention_mask": packed.mask,
+            "shared_prompts": packed.layout,
+        }
+        if not self._is_small:
+            output = network(**given, shift_labels=packed.labels, fused_lm_head=True)
+            return output.log_probs, output.entropy if compute_entropy else None
+        logits = network(**given, use_cache=False).logits.float() / self._trainer.temperature
+        all_logps = logits.log_softmax(-1)  # (1, M, V)
+        is_scored = packed.labels != _IGNORED
+        labels = packed.labels.where(is_scored, 0).unsqueeze(-1)
+        logps = all_logps.gather(-1, labels).squeeze(-1) * is_scored
+        if not compute_entropy:
+            return logps, None
+        return logps, -(all_logps.exp() * all_logps).sum(-1) * is_scored
 
     def _by_trl(
         self,
@@ -322,8 +360,10 @@ class Scorer:
         **kwargs: Any,
     ) -> Scores:
         """The scores of rows by TRL's own method, each row whole."""
+        device = self._trainer.accelerator.device
+        ids, mask = (on_device(part, device) for part in rows[:2])
         with self._watched(_Forward(None, self._heat(rows, None), head)) as forward:
-            scores = by_trl(network, *rows[:3], **kwargs)
+            scores = by_trl(network, ids, mask, rows.length, **kwargs)
         values = forward.values
         return Scores(*scores, None if values is None else values[:, -rows.length - 1 : -1])
 
@@ -331,10 +371,12 @@ class Scorer:
         """By what hidden states are multiplied; None where all rows have the trainer's temperature."""
         if rows.temperatures is None:
             return None
+        device = self._trainer.accelerator.device
         factors = self._trainer.temperature / rows.temperatures  # (b,)
         if packed is None:
-            return factors.view(-1, 1, 1)
-        return factors.unsqueeze(1).expand(packed.scored.shape)[packed.scored].view(1, -1, 1)
+            return on_device(factors, device).view(-1, 1, 1)
+        scored = packed.scored.to(factors.device)
+        return on_device(factors.repeat_interleave(scored.sum(1)), device).view(1, -1, 1)
 
     @contextmanager
     def _watched(self, forward: _Forward) -> Iterator[_Forward]:

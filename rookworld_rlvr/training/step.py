@@ -24,6 +24,7 @@ import torch
 from accelerate.utils import gather_object
 from trl import GRPOTrainer
 
+from ..models.decoding import on_device
 from ..rewards.guard import RewardGuard
 from ..tasks.registry import NO_TASK, asked, row_task
 from ..tasks.text import shown_text
@@ -38,6 +39,7 @@ from .rollouts import (
     in_units,
     loss_mask,
     of_images,
+    on_host,
     resampled,
     rollout_metrics,
     skipped,
@@ -49,6 +51,7 @@ from .rollouts import (
 from .sampling import Samplings, draw, draws_itself, starting_model
 from .scoring import Scorer, Scores, Sequences
 from .step_log import StepLog
+from .terms.right_answers import ask_ahead
 
 if TYPE_CHECKING:
     from .terms.kept import Kept
@@ -103,6 +106,7 @@ class Step(Samplings, StepLog, GRPOTrainer):
     def rollouts_of(self, inputs: Sequence[Mapping[str, Any]]) -> Rollouts:
         """One round: TRL samples, through the two methods below, and computes rewards and logs."""
         sampled = self.rollouts = Rollouts(inputs, self.temperatures(inputs))
+        ask_ahead(self.reward_funcs, inputs)
         sampled.batch = super()._generate_and_score_completions(inputs)
         sampled.tasks = gather_object([row_task(row) or NO_TASK for row in inputs])
         sampled.tasks = sampled.drawn_tasks = sampled.tasks[:: self.num_generations]
@@ -174,6 +178,7 @@ class Step(Samplings, StepLog, GRPOTrainer):
 
     def batch_of(self, trained: Rollouts) -> Batch:
         """The columns of a batch of `B` rows: TRL's, with our advantages, and those of the terms."""
+        trained.batch |= on_host(trained.batch)
         batch = trained.batch | self.advantages_of(trained)
         batch["row"] = torch.arange(len(trained.rows), device=self.accelerator.device)
         if trained.temperatures is not None:
@@ -190,7 +195,9 @@ class Step(Samplings, StepLog, GRPOTrainer):
             batch |= self.moves.columns(trained)
         self.rollouts = replace(trained, batch={})  # which is kept shuffled until it is used up
         self.sampled = {asked(row): row for row in trained.rows}
-        kept = gather_object(trained_advantages(batch).tolist())
+        values, are_trained = trained_advantages(batch)
+        kept = values.masked_fill(~are_trained, torch.nan).cpu()
+        kept = gather_object(kept[~kept.isnan()].tolist())
         masks = self.keys.zero_variance == "skip"
         self.record(rollout_metrics(trained, kept, masks))
         return batch
@@ -261,7 +268,8 @@ class Step(Samplings, StepLog, GRPOTrainer):
         """The scores of a micro-batch, with those of right answers, from one forward."""
         counted = self.counted(batch)
         ids, mask, length = whole(batch)
-        mask = torch.cat([mask[:, :-length], mask[:, -length:] * counted.unsqueeze(1)], dim=1)
+        kept = mask[:, -length:] * counted.to(mask.device).unsqueeze(1)
+        mask = torch.cat([mask[:, :-length], kept], dim=1)
         rows = Sequences(ids, mask, length, batch.get("temperature"))
         head = None if self.value_head is None else self.value_head.head
         more = {"compute_aux_loss": self.aux_loss_enabled, **of_images(batch)}
@@ -275,6 +283,7 @@ class Step(Samplings, StepLog, GRPOTrainer):
             scores = with_answers(score, rows, batch["answers"])
         else:
             scores = score(rows)
+        counted = on_device(counted, scores.logps.device)
         old = batch.get("old_per_token_logps")
         if old is not None:  # rows that are left out have a ratio of 1
             known = torch.where(counted.unsqueeze(1), scores.logps, old.to(scores.logps.dtype))
@@ -282,13 +291,12 @@ class Step(Samplings, StepLog, GRPOTrainer):
         return scores._replace(counted=counted)
 
     def counted(self, batch: Batch) -> torch.Tensor:
-        """Which rows ``(B,)`` of a micro-batch can change the weights; the others are left out.
+        """Which rows ``(B,)`` of a micro-batch can change the weights, on the host; others are left out.
 
         With a term that takes tokens of rows without advantages, all count. If none can, the shortest is
         scored nevertheless: the loss needs a graph on every process.
         """
         advantages = batch["advantages"]
-        counted = (advantages.view(len(advantages), -1) != 0).any(1)
         all_count = (
             self.scores_all_rows
             or "ref_per_token_logps" in batch
@@ -299,9 +307,10 @@ class Step(Samplings, StepLog, GRPOTrainer):
             or not self.scorer.shares_prompts
         )
         if all_count:
-            return torch.ones_like(counted)
+            return torch.ones(len(advantages), dtype=torch.bool)
+        counted = (advantages.view(len(advantages), -1) != 0).any(1).cpu()
         if not counted.any():
-            lengths = batch["completion_mask"].sum(1)
+            lengths = batch["completion_mask"].sum(1).cpu()
             counted[lengths.where(lengths > 0, lengths.max() + 1).argmin()] = True
         return counted
 

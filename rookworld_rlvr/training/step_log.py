@@ -70,7 +70,13 @@ class StepLog(Trainer):
         """Log a mean over a step: the sums of its micro-batches and processes, one by the other."""
         device = self.accelerator.device
         kind = torch.float32 if device.type == "mps" else torch.float64  # which Apple's GPUs lack
-        pair = [torch.as_tensor(n, dtype=kind, device=device).detach() for n in (total, count)]
+        # A number is filled in and not copied, for which the host would wait.
+        pair = [
+            n.detach().to(device, kind)
+            if isinstance(n, torch.Tensor)
+            else torch.full((), n, dtype=kind, device=device)
+            for n in (total, count)
+        ]
         self.tallies[name] = self.tallies.get(name, 0) + torch.stack(pair)
 
     def settle(self) -> dict[str, Sequence[float]]:
@@ -94,8 +100,8 @@ class StepLog(Trainer):
         self.tally("mean_logp", (scores.logps.detach() * mask).sum(), mask.sum())
         if scores.entropies is not None:
             self.tally("mean_entropy", (scores.entropies.detach() * mask).sum(), mask.sum())
-        advantages = trained_advantages(batch)
-        self.tally("mean_advantage", advantages.sum(), advantages.numel())
+        advantages, kept = trained_advantages(batch)
+        self.tally("mean_advantage", (advantages * kept).sum(), kept.sum())
 
     def _generate(self, prompts: list[Any]) -> Any:
         """Time sampling, with what tools and a rollout function of the user's own take."""

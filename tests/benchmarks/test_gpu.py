@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from rookworld_rlvr.models import graphs
+
 from ..support import NOT_KEPT, REPOSITORY
 
 
@@ -184,6 +186,32 @@ def test_what_the_profiler_says_of_a_gpu_is_summed() -> None:
     assert own.work_of_gpu(rows) == {"seconds": 5.0, "kernels": 3, "launches": 3}
 
 
+@pytest.mark.parametrize("fault", [None, "logits", "levels"])
+def test_graphs_are_checked_on_the_device_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fault: str | None
+) -> None:
+    """Here on a CPU: their steps draw what the loop draws, and a fault in them shows."""
+    monkeypatch.setattr(graphs, "obstacle", graphs.obstacle)  # which the script exchanges on a CPU
+    logits, levels = graphs.State.logits, graphs._levels
+    if fault == "logits":
+        monkeypatch.setattr(graphs.State, "logits", lambda *given: logits(*given).roll(1, -1))
+    if fault == "levels":
+        monkeypatch.setattr(graphs, "_levels", lambda *given: levels(*given) ** 2)
+    gpu, before = benchmark("gpu"), torch.backends.cuda.matmul.allow_tf32
+    part = next(part for part in gpu.parts(False, True, False, Path()) if part.name == "graphs")
+    assert gpu.parts(False, True, False, Path())[0].name == "graphs" and part.seconds == 60
+    assert started("graph_check", *part.words[1:]) == (1 if fault else 0)
+    torch.backends.cuda.matmul.allow_tf32 = before
+    rows = dict(part.rows(capsys.readouterr().out))
+    failed = [name for name, value in rows.items() if value.endswith("FAILED")]
+    assert rows["graphs: fp32 rows alike, greedy"].startswith("100.0%") or fault == "logits"
+    assert len(rows) == 10 and bool(failed) == bool(fault)
+    if fault == "levels":
+        assert "graphs: chi-squared of draws" in failed and "graphs: preflight" not in failed
+    if fault == "logits":
+        assert {"graphs: bf16 log-prob gap, nats", "graphs: preflight"} < {*failed}
+
+
 def test_only_files_with_marked_tests_are_collected() -> None:
     """Without any file, pytest would collect all of them."""
     assert [Path(name).name for name in benchmark("gpu").marked_files()] == ["test_trainer.py"]
@@ -196,4 +224,5 @@ def test_all_parts_run_tiny_on_a_cpu(tmp_path: Path) -> None:
     wanted = "2 x 4: step, s;grpo_mixed: step, s;grpo_policy: tokens a second"
     wanted += ";completion tokens | plain TRL 64, ours 64 "  # no text ends early
     wanted += ";completion tokens | TRL with a static cache 64, ours 64 "
+    wanted += ";step by graphs, 2 x 4: step, s | ours ;graphs: preflight | gap "
     assert "failed" not in text and all(what in text for what in wanted.split(";"))

@@ -1,6 +1,7 @@
 import random
 from collections import Counter
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from transformers import (
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.evaluation.models import LanguageModel
-from rookworld_rlvr.models.decoding import GREEDY, PLAIN, Chooser, complete, decode
+from rookworld_rlvr.models import decoding
+from rookworld_rlvr.models.decoding import GREEDY, PLAIN, Chooser, complete, decode, inverted
 from rookworld_rlvr.tasks.task import Sampling
 
 from .test_architectures import KINDS, network
@@ -267,3 +269,59 @@ def test_precision_is_what_autocast_says() -> None:
         torch.testing.assert_close(torch.tensor(logps), expected, rtol=0.05, atol=0.1)
     assert half.logps != full.logps
     assert decode(model.bfloat16(), PROMPTS, rows, options(6)).ids
+
+
+@pytest.mark.parametrize("spread", [1.0, 20.0])
+def test_a_large_vocabulary_is_drawn_from_in_blocks(
+    spread: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens at which sums over the whole vocabulary reach a level, also at the blocks' borders."""
+    size, chance = 50_257, torch.Generator().manual_seed(0)
+    scores = spread * torch.randn(64, size, generator=chance)
+    scores[:, 1000:30_000] = -torch.inf
+    levels = torch.rand(64, 1, generator=chance, dtype=torch.float64)
+    ends = scores.softmax(-1).cumsum(-1, dtype=torch.float64)
+    levels[0], levels[1:9] = 0.0, 1 - (ends[1:9, 255::6000][:, :1] / ends[1:9, -1:])
+    drawn, is_finite = inverted(scores, levels)
+    monkeypatch.setattr(decoding, "BLOCK_FROM", size)
+    expected, _ = inverted(scores, levels)
+    same = drawn == expected
+    assert is_finite.all() and same[9:].all() and ((drawn - expected).abs() <= 1).all()
+    assert scores.gather(1, drawn.unsqueeze(1)).isfinite().all()
+    assert len(drawn.unique()) > 20 and not 1000 <= drawn.min() < 30_000
+    broken = scores.clone()
+    broken[3, 7] = torch.nan
+    monkeypatch.undo()
+    assert inverted(broken, levels)[1].tolist() == [row != 3 for row in range(64)]
+
+
+def test_blocks_draw_by_the_probabilities() -> None:
+    probs = torch.zeros(50_257)
+    where, share = (
+        torch.tensor([0, 255, 256, 30_000, 50_256]),
+        torch.tensor([0.1, 0.2, 0.3, 0.15, 0.25]),
+    )
+    probs[where] = share
+    torch.manual_seed(0)
+    found = Counter(
+        token for _ in range(20) for token in inverted(probs.log().expand(400, -1))[0].tolist()
+    )
+    assert {*found} == {*where.tolist()}
+    for token, part in zip(where.tolist(), share.tolist(), strict=True):
+        assert abs(found[token] - 8000 * part) < 4 * (8000 * part * (1 - part)) ** 0.5
+
+
+@pytest.mark.parametrize(("there", "to"), [("cpu", "cuda"), ("cuda", "cuda"), ("cpu", "cpu")])
+def test_only_what_is_on_the_host_is_pinned_for_a_gpu(there: str, to: str) -> None:
+    """CUDA refuses to pin what is on a GPU already."""
+    said: list[Any] = []
+    tensor: Any = SimpleNamespace(device=torch.device(there))
+
+    def pinned() -> Any:
+        said.append("pinned")
+        return tensor
+
+    tensor.pin_memory = pinned
+    tensor.to = lambda device, non_blocking: said.append((device.type, non_blocking))
+    decoding.on_device(tensor, torch.device(to))
+    assert said == [*(["pinned"] if there != to else []), (to, True)]

@@ -11,13 +11,14 @@ from peft import LoraConfig
 from trl.generation.vllm_generation import VLLMGeneration
 
 from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.models import graphs
 from rookworld_rlvr.tasks.registry import task_of
 from rookworld_rlvr.tasks.task import Sampling
 from rookworld_rlvr.training import exchanged
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.exchanged import by_row
 from rookworld_rlvr.training.preflight import measure_parity, mixed_length_prompts
-from rookworld_rlvr.training.sampling import draws_itself
+from rookworld_rlvr.training.sampling import decode, draws_itself
 
 from ..support import ON_CPU, first_batch
 from .test_rollouts import tasks_in
@@ -129,6 +130,50 @@ def test_the_seed_says_what_is_drawn(build: Callable[..., Any]) -> None:
     adapters = LoraConfig(target_modules=["c_attn"])
     assert first == completions(1, gradient_checkpointing=True, peft_config=adapters)
     assert first == completions(1) != completions(2)
+
+
+@pytest.mark.parametrize("options", [{}, {"peft_config": LoraConfig(target_modules=["c_attn"])}])
+def test_graphs_sample_for_the_whole_run(
+    build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, options: Any
+) -> None:
+    """Their steps, on a CPU: what is trained on, the preflight and held-out rows."""
+    monkeypatch.setattr(graphs, "obstacle", graphs.network_obstacle)
+    short = {
+        "max_completion_length": 24,
+        "max_steps": 2,
+        "learning_rate": 0.1,
+        "task_sampling": BOTH,
+    }
+    trainer = build(cuda_graphs=True, **short, **options)
+    trainer.train()
+    assert trainer.graphs is not None and trainer.preflight.faults(1e-4) == []
+    trainer.keeps_logps = True
+    batch = first_batch(trainer)
+    assert gaps(trainer, batch).max() < 1e-4
+    prompts = [row["prompt"] for row in list(trainer.train_dataset)[:6]]
+    answers, trainer.args.cuda_graphs = decode(trainer, prompts), False
+    trainer.keys.cuda_graphs = False
+    assert answers == decode(trainer, prompts), "with the weights of now"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, "the model is on the cpu, and graphs are CUDA's"),
+        ({"min_p": 0.1}, "transformers' generate samples here"),
+    ],
+)
+def test_where_there_are_no_graphs_a_line_says_why(
+    build: Callable[..., Any], capsys: pytest.CaptureFixture[str], options: Any, reason: str
+) -> None:
+    found = []
+    for is_on in (False, True):
+        trainer = build(cuda_graphs=is_on, max_completion_length=8, preflight=False, **options)
+        trainer.train()
+        found.append(list(trainer.completion_log()["completion", ""]))
+        said = f"cuda_graphs: they are not used: {reason}\n"
+        assert capsys.readouterr().out.count(said) == is_on
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 from peft import LoraConfig, PromptTuningConfig
 from transformers import PreTrainedTokenizerBase
 
+from rookworld_rlvr.training import scoring
 from rookworld_rlvr.training.rollouts import in_rows, whole
 from rookworld_rlvr.training.scoring import Sequences
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
@@ -91,9 +92,19 @@ def build(make_trainer: Build, random_gpt2: Any, tokenizer: PreTrainedTokenizerB
     return make
 
 
+@pytest.mark.parametrize("head", ["the model's", "TRL's"])
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])
-def test_rows_of_all_sorts(kind: str, build: Build) -> None:
-    trainer = build(kind)
+def test_rows_of_all_sorts(
+    kind: str, head: str, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = []
+    monkeypatch.setattr(scoring, "SMALL", 4096 if head == "the model's" else 0)
+    trainer = build(kind, temperature=0.8)
+    trainer.model.register_forward_pre_hook(
+        lambda _, args, given: heads.append("fused_lm_head" in given), with_kwargs=True
+    )
+    trainer.score(trainer.model, ROWS["groups"])
+    assert heads == [head == "TRL's"]
     for rows in ROWS.values():
         assert_parity(trainer, rows)
         assert_parity(trainer, rows, batch_size=3)

@@ -305,6 +305,39 @@ def test_memory_on_a_gpu_is_counted_by_phase(monkeypatch: pytest.MonkeyPatch) ->
     assert logged["peak_memory"] == 20, "so far"
 
 
+@pytest.mark.parametrize(
+    ("sizes", "peak", "words"),
+    [
+        ((64, 4), 8, "size: 256 with gradient_accumulation_steps: 1 "),
+        ((64, 4), 40, "size: 128 with gradient_accumulation_steps: 2 "),
+        ((64, 3), 40, None),
+        ((64, 4), 60, None),
+        ((256, 1), 8, None),
+    ],
+)
+def test_larger_micro_batches_are_suggested_once_where_memory_allows(
+    sizes: tuple[int, int], peak: int, words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda: dict[str, Any] = {"is_available": lambda: True}
+    cuda["max_memory_allocated"] = lambda: peak * 2**30
+    cuda["get_device_properties"] = lambda _: SimpleNamespace(total_memory=139 * 2**30)
+    for name, function in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    said: list[str] = []
+    args = SimpleNamespace(
+        per_device_train_batch_size=sizes[0],
+        gradient_accumulation_steps=sizes[1],
+        steps_per_generation=sizes[1],
+        device="cuda",
+    )
+    trainer: Any = SimpleNamespace(args=args, accelerator=SimpleNamespace(print=said.append))
+    clock = Clock(trainer)
+    for _ in range(2):
+        clock.on_step_end(args, None, None)
+    assert len(said) == (words is not None) and all(words in line for line in said if words)
+    assert vars(args)["per_device_train_batch_size"] == sizes[0], "nothing is changed"
+
+
 def test_tables_come_at_intervals_and_at_the_end(
     build: Build, tmp_path: Path, monkeypatch: Any
 ) -> None:

@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import inspect
 import random
+import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...common.errors import RookWorldError
 from ...engine.truth import PolicyTruth, policy_values
 from ...tasks.registry import TASKS, asked, is_right, row_task
 from ..sampling import answer_tokens
@@ -93,6 +96,32 @@ def truth_of(reward_funcs: Iterable[Any]) -> PolicyTruth | None:
     """Where a trainer's rewards take values of moves from; None if none of them takes any."""
     found = (getattr(inspect.unwrap(func), "truth", None) for func in reward_funcs)
     return next((truth for truth in found if isinstance(truth, PolicyTruth)), None)
+
+
+def ask_ahead(
+    reward_funcs: Iterable[Any], rows: Sequence[Mapping[str, Any]]
+) -> threading.Thread | None:
+    """Let an engine value the positions of rows in a thread while their completions are sampled.
+
+    The values depend on prompts alone. Whoever needs them asks again, and finds them in the cache of the
+    labeller or waits for it. None without an engine.
+
+    Args:
+        reward_funcs: A trainer's.
+        rows: With `prompt`, a text or a chat, and perhaps `action_values`.
+    """
+    truth = truth_of(reward_funcs)
+    if truth is None or truth.labeller is None:
+        return None
+    valued = {asked(row): row.get("action_values") for row in rows if row_task(row)}
+
+    def ask() -> None:
+        with suppress(RookWorldError):  # which is raised again to whoever needs the values
+            policy_values(truth, [*valued], [*valued.values()])
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    return thread
 
 
 # --------------------------------------------------------------------------------------------------

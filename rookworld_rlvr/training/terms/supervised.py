@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from trl.trainer.utils import pad
 
-from ...models.decoding import pad_rows
+from ...models.decoding import on_device, pad_rows
 from ...tasks.registry import row_task
 from ..rollouts import Batch, Rollouts
 from ..sampling import encode
@@ -47,7 +47,7 @@ def answer_columns(trainer: Step, sampled: Rollouts) -> Batch:
         asked = [None if place % size else row, *extra[place * each : (place + 1) * each]]
         answers.append([one and _answer(trainer, one) for one in asked])
     counts = [sum(len(one[1]) for one in row if one) for row in answers]
-    tokens = torch.tensor(counts, device=trainer.accelerator.device)
+    tokens = on_device(torch.tensor(counts), trainer.accelerator.device)
     items = trainer.on_all(tokens)
     return {"answers": answers, "answer_tokens": tokens, "answer_items": items}
 
@@ -97,7 +97,7 @@ def with_answers(
         own(scores.entropies),
         scores.aux_loss,
         own(scores.values),
-        scores.logps[count:] * asked.mask[count:, -asked.length :],
+        scores.logps[count:] * on_device(asked.mask[count:, -asked.length :], scores.logps.device),
     )
 
 

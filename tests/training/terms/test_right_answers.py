@@ -1,5 +1,6 @@
 import copy
 import math
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,17 @@ import torch
 from datasets import Dataset
 from trl.trainer.utils import split_tensor_dict
 
+from rookworld_rlvr.common.errors import EngineError
 from rookworld_rlvr.engine.truth import PolicyTruth
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.registry import TASKS, score_row, task_of
 from rookworld_rlvr.tasks.types import values_by_move
+from rookworld_rlvr.training import sampling, step
 from rookworld_rlvr.training.rollouts import Batch, whole
 from rookworld_rlvr.training.sampling import answer_tokens
 from rookworld_rlvr.training.scoring import Sequences
-from rookworld_rlvr.training.terms.right_answers import right, right_answer, truth_of
+from rookworld_rlvr.training.terms.right_answers import ask_ahead, right, right_answer, truth_of
 
 from ...engines import FakeLabeller, fake_values
 from ...support import NOT_KEPT, loss_of, mixed_rows, on_two, sampled
@@ -55,6 +58,51 @@ def test_right_goes_by_the_headline_of_each_rows_task(packaged: Any) -> None:
     # An answer that is partly right is not right.
     assert right([environment], [answers["environment"].replace(" b ", " w ")]).tolist() == [0]
     assert right([{"prompt": environment["prompt"]}], [answers["environment"]]).tolist() == [1]
+
+
+def test_an_engine_is_asked_while_completions_are_sampled(
+    packaged: Any, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither goes on before the other has begun; what the engine cannot value fails in the reward."""
+    begun = {name: threading.Event() for name in ("engine", "sampling")}
+    labeller, values, draw = FakeLabeller(), FakeLabeller.values, sampling.draw
+    asked: list[str] = []
+
+    def valued(self: Any, fens: Any) -> Any:
+        asked.append(threading.current_thread().name)
+        begun["engine"].set()
+        assert begun["sampling"].wait(60)
+        return values(self, fens)
+
+    def drawn(*given: Any) -> Any:
+        begun["sampling"].set()
+        assert begun["engine"].wait(60)
+        return draw(*given)
+
+    monkeypatch.setattr(FakeLabeller, "values", valued)
+    monkeypatch.setattr(step, "draw", drawn)
+    rewards = [{"name": "policy_best_move"}]
+    funcs = get_reward_funcs(rewards, PolicyTruth(labeller))
+    trainer = build(rewards=rewards, reward_funcs=funcs)
+    policy = [
+        {**row, "action_values": None}
+        for row in mixed_rows(packaged.train)
+        if row["task"] == "policy"
+    ]
+    batch = sampled(trainer, [row for row in policy[:2] for _ in range(4)])
+    assert not trainer.rollouts.rewards.isnan().any() and len(batch["completion_ids"]) == 8
+    assert asked[0] != threading.main_thread().name == asked[1]
+
+    def fails(self: Any, fens: Any) -> Any:
+        raise EngineError("it is gone")
+
+    monkeypatch.setattr(FakeLabeller, "values", fails)
+    thread = ask_ahead(funcs, policy[:1])
+    assert thread is not None
+    thread.join(60)
+    with pytest.raises(EngineError, match="it is gone"):
+        funcs[0](prompts=[policy[0]["prompt"]], completions=[""])
+    assert ask_ahead([lambda **_: [0.0]], policy[:1]) is None
 
 
 def test_values_come_from_where_the_rewards_take_them(packaged: Any, build: Build) -> None:
