@@ -59,10 +59,10 @@ oldest: ## Run the tests of training, models and evaluation with the oldest vers
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -m "not slow and not gpu" tests/training tests/models tests/evaluation $(ARGS)
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -m slow tests/training/test_rollouts.py tests/models
 
-gpu: ## On one GPU, take a GRPO step apart and compare it with TRL's, in 260 seconds; ARGS=--all does more
+gpu: ## On one GPU, take a GRPO step apart and compare it with TRL's, in 240 seconds; ARGS=--all does more
 	$(GPU_PYTHON) benchmarks/gpu.py $(ARGS)
 
-gpu-learning: ## On one GPU, train a stand-in for RookWorld-LM and try the recipe's learning rate, in 400 seconds
+gpu-learning: ## On one GPU, train a stand-in for RookWorld-LM and try the recipe's learning rate, in 300 seconds
 	$(GPU_PYTHON) benchmarks/stand_in.py $(ARGS)
 
 lint: $(INSTALLED) ## Check style and types

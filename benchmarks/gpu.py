@@ -1,6 +1,6 @@
 """What a step takes on a GPU, beside plain TRL, and in what it takes the time.
 
-    make gpu                                          # in at most 260 seconds
+    make gpu                                          # in at most 240 seconds
     make gpu ARGS=--all                               # tests, memory and LoRA too: under nine minutes
     python benchmarks/gpu.py --device cpu --small     # tries this script: a tiny model, few steps
 
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-SECONDS, ALL_SECONDS, REHEARSAL_SECONDS = 260.0, 520.0, 1800.0
+SECONDS, ALL_SECONDS, REHEARSAL_SECONDS = 240.0, 520.0, 1800.0
 """For all parts together: the usual ones, with `--all`, without a GPU; the last ones get the rest."""
 
 # What `own_trainers.py` does. A GPU's first steps load kernels and grow the memory's pools, so they

