@@ -71,8 +71,8 @@ class SuiteArguments(Checked):
     )
     elo_pool: list[str] = setting(
         [],
-        f"Players that the suite elo rates beside the models: {', '.join(LADDER)}. random is always one. "
-        "By default all whose engine is installed.",
+        f"Players that the suite elo rates beside the models: {', '.join(LADDER)}. random is always "
+        "one. By default all whose engine is installed.",
         among=LADDER,
         of="player",
     )

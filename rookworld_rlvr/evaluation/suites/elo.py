@@ -283,7 +283,7 @@ class RatedResult(SuiteResult):
         return changes
 
 
-class EloSuite(PlayedSuite, packaged="elo"):
+class EloSuite(PlayedSuite[PoolGame], packaged="elo"):
     """Ratings of models in one pool with a ladder, see the module and `rate`.
 
     Args:
@@ -340,7 +340,7 @@ class EloSuite(PlayedSuite, packaged="elo"):
             for name, strict in (("elo", False), ("strict_elo", True))
         }
         pool = {name: _rating(ratings["elo"], seat) for seat, name in enumerate(self._names)}
-        results = []
+        results: list[SuiteResult] = []
         for seat, model in enumerate(models, len(ladder.players)):
             self._seat = seat
             result = super().run(model)
@@ -366,19 +366,19 @@ class EloSuite(PlayedSuite, packaged="elo"):
             name = f"{chess.COLOR_NAMES[side]} {opponent} {starts[game.opening]}"
             yield name, judge(game, side, str(self._seat)), [opponent]
 
-    def players(self, model: str, game: Game) -> tuple[str, str]:
+    def players(self, model: str, game: PoolGame) -> tuple[str, str]:
         """See `PlayedSuite`."""
         black, white = game.seats
         return self._names[white], self._names[black]
 
-    def final_board(self, game: Game) -> chess.Board:
+    def final_board(self, game: PoolGame) -> chess.Board:
         """See `PlayedSuite`."""
         board = game.board.copy()
         for move in game.moves:
             board.push(move)
         return board
 
-    def verdict(self, game: Game) -> str:
+    def verdict(self, game: PoolGame) -> str:
         """See `PlayedSuite`."""
         return {0.0: "0-1", 1.0: "1-0"}.get(game.points, "1/2-1/2")
 

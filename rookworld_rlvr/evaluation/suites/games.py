@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Generic, Literal, TypeVar
 
 import chess
 
@@ -77,6 +77,9 @@ class Game:
             self.ending = "capped"
 
 
+Played = TypeVar("Played", bound=Game)
+
+
 def openings(count: int, seed: int, held_out: bool = True) -> list[chess.Board]:
     """Different positions after four random plies, with their moves; of the held-out tenth, or not."""
     boards: dict[str, chess.Board] = {}
@@ -88,14 +91,14 @@ def openings(count: int, seed: int, held_out: bool = True) -> list[chess.Board]:
     return list(boards.values())
 
 
-class PlayedSuite(Suite[chess.Board]):
+class PlayedSuite(Suite[chess.Board], Generic[Played]):
     """A suite whose items are positions from which games are played.
 
     Attributes:
         played: The games that were played last.
     """
 
-    played: Sequence[Game] = ()
+    played: Sequence[Played] = ()
 
     def positions(self) -> dict[str, str]:
         """See `Suite`."""
@@ -119,20 +122,20 @@ class PlayedSuite(Suite[chess.Board]):
             texts.append(f"{record}\n")
         return "\n".join(texts)
 
-    def final_board(self, game: Game) -> chess.Board:
+    def final_board(self, game: Played) -> chess.Board:
         """A game's last position, with its moves."""
         return game.board
 
-    def verdict(self, game: Game) -> str:
+    def verdict(self, game: Played) -> str:
         """The result of a game that was cut off, by default a draw."""
         return "1/2-1/2"
 
     @abstractmethod
-    def players(self, model: str, game: Game) -> tuple[str, str]:
+    def players(self, model: str, game: Played) -> tuple[str, str]:
         """Who plays White and who Black."""
 
 
-class GameSuite(PlayedSuite):
+class GameSuite(PlayedSuite[Game]):
     """A suite whose items are games from held-out openings.
 
     Args:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from subprocess import DEVNULL
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import chess
 import chess.engine
@@ -306,7 +306,7 @@ class SkilledEngine:
             raise EngineError(f"the engine gave no move at {board.fen()!r}; give another")
         return move
 
-    def __enter__(self) -> SkilledEngine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
