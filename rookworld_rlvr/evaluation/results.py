@@ -170,7 +170,7 @@ def pool_lines(pool: Mapping[str, Mapping[str, Any]]) -> list[str]:
         pool: The note `pool` of the suite elo.
 
     >>> pool_lines({"random": {"elo": 0.0, "low": 0.0, "high": 0.0, "games": 4}})
-    ['pool: Elo, 95% interval, games', '     0 [0, 0]        4  random']
+    ['pool: Elo, 95% interval, games', '     0 [0, 0]          4  random']
     """
     lines = ["pool: Elo, 95% interval, games"] if pool else []
     for name, one in sorted(pool.items(), key=lambda item: -item[1]["elo"]):
