@@ -28,6 +28,7 @@ from rookworld_rlvr.cli.help_text import help_entries
 from rookworld_rlvr.cli.main import first_comment
 from rookworld_rlvr.cli.run import SCRIPTS
 from rookworld_rlvr.common.settings import BOUNDS, Bounds, kinds
+from rookworld_rlvr.evaluation.ratings import games_needed
 from rookworld_rlvr.evaluation.registry import SUITE_HEADLINES
 from rookworld_rlvr.evaluation.suite import suite_class
 from rookworld_rlvr.rewards.registry import known_rewards
@@ -323,6 +324,17 @@ def suites() -> str:
     return table(["suite", "what it asks", "its metrics"], rows)
 
 
+def games_for() -> str:
+    """How many games show that one player is stronger, by the difference in Elo."""
+    rows = [
+        [str(elo), f"{games_needed(elo):,}", f"{games_needed(elo, draws=0.4):,}", f"{half:,}"]
+        for elo in (10, 20, 30, 50, 100, 200)
+        for half in [games_needed(elo, power=0.5)]
+    ]
+    head = ["difference in Elo", "games", "if 40% are drawn", "games until the interval is as wide"]
+    return table(head, rows)
+
+
 def other_words() -> str:
     """Our keys after the names that other code has for them: a list, because cells would be long."""
     notes = help_entries()["notes"]
@@ -352,6 +364,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "rules": rules,
     "metrics": metrics,
     "suites": suites,
+    "games_for": games_for,
     "words": other_words,
     "recipes": lambda: files("recipes/grpo_*.yaml"),
     "accelerate_configs": lambda: files("accelerate_configs/*.yaml"),

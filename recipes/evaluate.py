@@ -7,6 +7,8 @@ rookworld evaluate --model_name_or_path rookworld-nano \
 rookworld evaluate --model_name_or_path random             # chance
 rookworld evaluate --model_name_or_path runs/grpo_nano --suites versus_model \
     --opponent rookworld-nano --suite_games 200 --pgn_file games.pgn
+rookworld evaluate --suites elo --model_name_or_path rookworld-nano \
+    --model_name_or_path runs/grpo_nano                 # rated together, in one pool
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import rookworld_rlvr.common.machine  # noqa: F401  # before torch is loaded
 
 # isort: split
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -38,7 +40,8 @@ from rookworld_rlvr.evaluation.suite import (
     open_suites,
     suite_class,
 )
-from rookworld_rlvr.evaluation.suites.games import GameSuite
+from rookworld_rlvr.evaluation.suites.elo import EloSuite
+from rookworld_rlvr.evaluation.suites.games import PlayedSuite
 
 
 @dataclass
@@ -76,7 +79,7 @@ GROUPS = [EvaluateArguments, ModelArguments, EngineArguments]
 
 def check_games(args: EvaluateArguments, kinds: Iterable[type]) -> None:
     """Refuse a file for games if none are played."""
-    if args.pgn_file and not any(issubclass(kind, GameSuite) for kind in kinds):
+    if args.pgn_file and not any(issubclass(kind, PlayedSuite) for kind in kinds):
         asked = ", ".join(args.suites)
         raise ConfigurationError(
             [f"pgn_file: no games are played by {asked}; add self_play to suites, or leave it out"]
@@ -121,12 +124,19 @@ def main(argv: Sequence[str]) -> None:
     ################
     # Models
     ################
-    results, games = [], []
+    results, games, pooled = [], [], []
+    pools = [suite for suite in suites if isinstance(suite, EloSuite)]
+    alone = [suite for suite in suites if suite not in pools]
     for name in model_args.model_name_or_path:
         model = open_model(name, model_args)
-        answered = {suite.name: suite.run(model) for suite in suites}
+        answered = {suite.name: suite.run(model) for suite in alone}
         results.append(ModelResults(name, answered, left_out))
-        games += [suite.pgn(name) for suite in suites if isinstance(suite, GameSuite)]
+        games += [suite.pgn(name) for suite in alone if isinstance(suite, PlayedSuite)]
+        pooled += [model] if pools else []  # all of them meet there
+    for pool in pools:
+        rated = zip(results, pool.rate(pooled), strict=True)
+        results = [replace(one, suites={**one.suites, pool.name: found}) for one, found in rated]
+        games.append(pool.pgn(""))
 
     ################
     # Results

@@ -43,6 +43,12 @@ _USUAL_PLACES = (
 )
 
 
+_FAIRY_VARIABLE = "FAIRY_STOCKFISH_PATH"
+
+
+_FAIRY_PLACES = ("fairy-stockfish", "/usr/games/fairy-stockfish")  # the second is Debian's
+
+
 HASH_MB = 16  # of each engine process; values depend on it
 
 
@@ -81,6 +87,23 @@ def find_engine(path: str | None = None) -> str:
             f"no program {' or '.join(map(repr, places))}; install one (Debian and Ubuntu: apt-get "
             f"install stockfish, macOS: brew install stockfish) or give its path in {_PATH_VARIABLE} or "
             "engine_path; if it is a file, make it executable"
+        )
+    return found
+
+
+def find_fairy_stockfish() -> str:
+    """Find Fairy-Stockfish, whose ``UCI_Elo`` begins at 500 (in Debian's version 11.1 at 1350).
+
+    Raises:
+        EngineError: It was not found. The message says what to do.
+    """
+    given = os.environ.get(_FAIRY_VARIABLE)
+    places = (os.path.expanduser(given),) if given else _FAIRY_PLACES
+    found = next(filter(None, map(shutil.which, places)), None)
+    if found is None:
+        raise EngineError(
+            f"no program {' or '.join(map(repr, places))}; install it (Debian and Ubuntu: apt-get "
+            f"install fairy-stockfish) or give its path in {_FAIRY_VARIABLE}"
         )
     return found
 

@@ -12,6 +12,7 @@ from accelerate import PartialState
 
 from ..common.settings import Checked, each, setting
 from ..models import loading
+from ..models.choices import text_logps
 from ..models.decoding import ANSWER_TOKENS, GREEDY, PLAIN, ROOKWORLD, Decoding, complete, shared
 from ..tasks.registry import TASKS, task_of
 from .registry import RANDOM_MOVER, contestant_faults
@@ -53,14 +54,21 @@ class LanguageModel(Answerer):
         complete: Decodes one completion for each prompt on this process, such as
             `models.decoding.complete`; it takes `progress`, and for `samples` also `decoding`.
         decoding: How `complete` chooses tokens; if greedily, `samples` are drawn at temperature 1.
+        choice_logps: Log-probs of choices after each text, such as `models.choices.text_logps`; without
+            it, all choices count as equally likely.
     """
 
     def __init__(
-        self, name: str, complete: Callable[..., list[str]], decoding: Decoding = GREEDY
+        self,
+        name: str,
+        complete: Callable[..., list[str]],
+        decoding: Decoding = GREEDY,
+        choice_logps: Callable[..., list[list[float]]] | None = None,
     ) -> None:
         self.name = name
         self.decoding = decoding.as_dict()
         self.complete = complete
+        self._choice_logps = choice_logps
         self._sampling = decoding if decoding.temperature else PLAIN
         self.sampling = self._sampling.as_dict()
 
@@ -82,6 +90,15 @@ class LanguageModel(Answerer):
             return [texts[at : at + count] for at in range(0, len(texts), count)]
 
         return self._answered(prompts, draw, f"{self.name}, sampled", each=count)
+
+    def log_probs(
+        self, prompts: Sequence[str], choices: Sequence[Sequence[str]]
+    ) -> list[list[float]]:
+        """See `Answerer`."""
+        if self._choice_logps is None or not prompts:
+            return super().log_probs(prompts, choices)
+        pairs = [*zip(prompts, choices, strict=True)]
+        return shared(pairs, self._choice_logps, f"{self.name}, legal moves")
 
     def _answered(
         self, prompts: Sequence[str], answer: Callable[..., list[Any]], title: str, each: int = 1
@@ -135,12 +152,14 @@ def open_model(name: str, args: ModelArguments) -> Answerer:
         model = loading.load_model(name, revision=args.model_revision, dtype=args.dtype)
         tokenizer = loading.load_tokenizer(name, revision=args.model_revision)
     decoding = ROOKWORLD if args.decoding == "sampled" else GREEDY
+    model = model.to(state.device).eval()
     decode = partial(
         complete,
-        model.to(state.device).eval(),
+        model,
         tokenizer,
         decoding=decoding,
         batch_size=args.batch_size,
         max_new_tokens=args.max_new_tokens,
     )
-    return LanguageModel(name, decode, decoding)
+    score = partial(text_logps, model, tokenizer, batch_size=args.batch_size)
+    return LanguageModel(name, decode, decoding, score)

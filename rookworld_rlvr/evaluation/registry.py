@@ -16,6 +16,12 @@ SUITES: Mapping[str, Mapping[str, Any]] = read_asset("suites.yaml")
 
 RANDOM_MOVER = "random"  # a model to evaluate that is none, see `models`
 
+LADDER = (
+    *(RANDOM_MOVER, "stockfish_10", "stockfish_25", "material", "fairy_500", "stockfish_50"),
+    *("negamax_2", "negamax_3", "fairy_1350"),
+)
+"""The players of the suite elo beside the models, from the weakest to the strongest."""
+
 SUITE_HEADLINES = {name: f"suites/{name}/{said['headline']}" for name, said in SUITES.items()}
 """Suite → the name of its headline in training, which may choose the best checkpoint."""
 
@@ -56,6 +62,19 @@ class SuiteArguments(Checked):
         "Games in each suite that plays games.",
         least=1,
         most=1_000,  # there are some 7,000 held-out positions after `games.OPENING_PLIES`
+    )
+    elo_games: int = setting(
+        400,
+        "Games of every two players that meet in the suite elo: both colours of each opening.",
+        least=2,
+        most=2_000,
+    )
+    elo_pool: list[str] = setting(
+        [],
+        f"Players that the suite elo rates beside the models: {', '.join(LADDER)}. random is always "
+        "one. By default all whose engine is installed.",
+        among=LADDER,
+        of="player",
     )
     opponent: str | None = setting(
         None,

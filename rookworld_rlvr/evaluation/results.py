@@ -137,6 +137,7 @@ def results_text(results: Sequence[ModelResults]) -> str:
         lines.append(f"{name} (version {result.version}, n {result.n}, {how})")
         if "positions" in result.notes:
             lines.append(f"  {result.notes['positions']}")
+        lines += [f"  {line}" for line in pool_lines(result.notes.get("pool", {}))]
         if "pass_samples" in result.notes:
             how = decoding_text(result.notes["pass_decoding"])
             of = f"pass@k of {result.notes['pass_right']}"
@@ -160,6 +161,23 @@ def results_text(results: Sequence[ModelResults]) -> str:
     if len(results) > 1:
         lines.append(_LEGEND.format(short_name(first.model)))
     return wrapped("\n".join([*lines, *summary]).strip())
+
+
+def pool_lines(pool: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A line for each player that was rated, the strongest first.
+
+    Args:
+        pool: The note `pool` of the suite elo.
+
+    >>> pool_lines({"random": {"elo": 0.0, "low": 0.0, "high": 0.0, "games": 4}})
+    ['pool: Elo, 95% interval, games', '     0 [0, 0]          4  random']
+    """
+    lines = ["pool: Elo, 95% interval, games"] if pool else []
+    for name, one in sorted(pool.items(), key=lambda item: -item[1]["elo"]):
+        has_interval = one["low"] is not None
+        bounds = f"[{one['low']:.0f}, {one['high']:.0f}]" if has_interval else "[no interval]"
+        lines.append(f"{one['elo']:6.0f} {bounds:<13}{one['games']:>4}  {short_name(name)}")
+    return lines
 
 
 _LEGEND = (

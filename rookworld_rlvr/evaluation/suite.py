@@ -62,6 +62,17 @@ class Answerer(ABC):
         """
         return [[answer] * count for answer in self.answers(prompts)]
 
+    def log_probs(
+        self, prompts: Sequence[str], choices: Sequence[Sequence[str]]
+    ) -> list[list[float]]:
+        """How likely each choice is after its prompt, in nats; all alike unless it is a language model.
+
+        Args:
+            prompts: `N` texts.
+            choices: Of each prompt, the texts that may follow it; at least one.
+        """
+        return [[0.0] * len(texts) for texts in choices]
+
 
 Item = TypeVar("Item")
 

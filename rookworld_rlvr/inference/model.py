@@ -218,15 +218,26 @@ class Choice:
     fault: str = ""
 
 
-def choose(board: chess.Board, reply: Reply[PolicyAnswer]) -> Choice:
-    """The model's best move; else its best legal candidate; else the first legal move.
+def no_answer(board: chess.Board, why: str) -> Choice:
+    """The first legal move in python-chess's order, for a model that gives none."""
+    move = next(iter(board.legal_moves))
+    return Choice(move, fault=f"{why}; {move.uci()}, the first legal move, is played")
+
+
+def choose(
+    board: chess.Board,
+    reply: Reply[PolicyAnswer],
+    otherwise: Callable[[chess.Board, str], Choice] = no_answer,
+) -> Choice:
+    """The model's best move; else its best legal candidate; else, as it names none, another move.
 
     Args:
         board: The position; it has a legal move.
         reply: What the model said of it.
+        otherwise: Gives that other move, from the position and why it is needed.
     """
     if reply.record is None:
-        return no_answer(board, f"the model's answer cannot be read ({reply.fault})")
+        return otherwise(board, f"the model's answer cannot be read ({reply.fault})")
     best = rules.legal_move(board, reply.record.best_move)
     if best is not None:
         for name, pawns in zip(reply.record.moves, reply.record.evaluations, strict=False):
@@ -237,7 +248,7 @@ def choose(board: chess.Board, reply: Reply[PolicyAnswer]) -> Choice:
     candidates = _candidates(board, reply.record)
     fault = f"the model's best move {reply.record.best_move} is illegal"
     if not candidates:
-        return no_answer(board, f"{fault}, and none of its candidates can be played")
+        return otherwise(board, f"{fault}, and none of its candidates can be played")
     return _best_of(candidates, fault)
 
 
@@ -265,12 +276,6 @@ def _best_of(candidates: Mapping[chess.Move, float | None], fault: str) -> Choic
     move = max(evaluated, key=lambda move: candidates[move] or 0.0, default=next(iter(candidates)))
     why = f"{fault}; its best legal candidate {move.uci()} is played"
     return Choice(move, candidates[move], why)
-
-
-def no_answer(board: chess.Board, why: str) -> Choice:
-    """The first legal move in python-chess's order, for a model that gives none."""
-    move = next(iter(board.legal_moves))
-    return Choice(move, fault=f"{why}; {move.uci()}, the first legal move, is played")
 
 
 def _candidates(board: chess.Board, answer: PolicyAnswer) -> dict[chess.Move, float | None]:

@@ -6,11 +6,12 @@ the inner nodes of its tree, and each node attends to the text and to its own an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from .decoding import on_device
 
@@ -75,6 +76,40 @@ def choice_logps(
     choice, rows, nodes_of, tokens = on_device(torch.tensor(steps).T.contiguous(), device)
     total = logps.new_zeros(sum(counts)).index_add(0, choice, logps[rows, nodes_of, tokens])
     return list(total.split(counts))
+
+
+@torch.no_grad()
+def text_logps(
+    network: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: Sequence[tuple[str, Sequence[str]]],
+    *,
+    batch_size: int = 64,
+    progress: Callable[[int], object] | None = None,
+) -> list[list[float]]:
+    """Log-prob, in nats, of each choice after its text, at temperature 1.
+
+    Args:
+        network: See `choice_logps`; in evaluation mode or without dropout.
+        tokenizer: Texts and choices are tokenised apart, so a choice begins where tokens do: with a
+            space.
+        pairs: `N` texts, each with its choices.
+        batch_size: Texts that are read at once.
+        progress: Called with the number of texts of each batch.
+
+    Returns:
+        `N` lists, as long as the text has choices.
+    """
+    found: list[list[float]] = []
+    for start in range(0, len(pairs), batch_size):
+        some = pairs[start : start + batch_size]
+        texts = [tokenizer(text)["input_ids"] for text, _ in some]
+        choices = [tokenizer([*of], add_special_tokens=False)["input_ids"] for _, of in some]
+        logps = choice_logps(network, texts, choices, [1.0] * len(some))
+        found += [one.tolist() for one in logps]
+        if progress is not None:
+            progress(len(some))
+    return found
 
 
 def _tree(choices: Sequence[Tokens]) -> tuple[list[tuple[int, ...]], list[tuple[int, int, int]]]:

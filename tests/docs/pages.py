@@ -41,7 +41,7 @@ SMALL: dict[str, list[str]] = {
     "grpo": [*NANO, *TRAINING, *GROUPS],
     "sft": TRAINING,
     "diagnose": [*NANO, *TRAINING, *GROUPS],
-    "evaluate": "--suite_rows 4 --suite_games 1".split(),
+    "evaluate": "--suite_rows 4 --suite_games 1 --elo_games 2 --elo_pool material".split(),
     "judge": [*TRAINING, *"--train_pairs 40 --heldout_pairs 20".split()],
     "audit": ["--max_rows", "200"],
     "prepare": "--max_rows 4 --engine_depth 2 --synthetic_rows 4 --synthetic_policy_rows 4".split(),
@@ -126,7 +126,7 @@ def small(command: str, words: list[str], folder: Path) -> list[str]:
     """The words with what makes them quick; a key that the page gives is not given twice."""
     if "--help" in words:
         return words
-    for key in {"--max_steps", "--suite_games", "--overfit_single_batch"} & {*words}:
+    for key in {"--max_steps", "--suite_games", "--elo_games", "--overfit_single_batch"} & {*words}:
         words[words.index(key) + 1] = "2"
     given = {word for word in words if word.startswith("--")}
     recipe: dict[str, Any] = {}

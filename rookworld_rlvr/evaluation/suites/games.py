@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Generic, Literal, TypeVar
 
 import chess
 
@@ -77,6 +77,9 @@ class Game:
             self.ending = "capped"
 
 
+Played = TypeVar("Played", bound=Game)
+
+
 def openings(count: int, seed: int, held_out: bool = True) -> list[chess.Board]:
     """Different positions after four random plies, with their moves; of the held-out tenth, or not."""
     boards: dict[str, chess.Board] = {}
@@ -88,7 +91,51 @@ def openings(count: int, seed: int, held_out: bool = True) -> list[chess.Board]:
     return list(boards.values())
 
 
-class GameSuite(Suite[chess.Board]):
+class PlayedSuite(Suite[chess.Board], Generic[Played]):
+    """A suite whose items are positions from which games are played.
+
+    Attributes:
+        played: The games that were played last.
+    """
+
+    played: Sequence[Played] = ()
+
+    def positions(self) -> dict[str, str]:
+        """See `Suite`."""
+        return {name: board.fen() for name, board in self.items.items()}
+
+    def pgn(self, model: str) -> str:
+        """The games that were played last, in PGN; a game that was cut off is adjudicated.
+
+        Args:
+            model: The name of the one that played.
+        """
+        texts = []
+        for number, game in enumerate(self.played, 1):
+            headers = {"Event": f"rookworld-rlvr, {self.name}", "Round": str(number)}
+            board = self.final_board(game)
+            record = record_of(board, *self.players(model, game), game.comments, **headers)
+            if game.ending == "capped":
+                record.headers.update(Result=self.verdict(game), Termination="adjudication")
+                last = record.end()
+                last.comment = f"{last.comment} cut off after {MOST_PLIES} half-moves".strip()
+            texts.append(f"{record}\n")
+        return "\n".join(texts)
+
+    def final_board(self, game: Played) -> chess.Board:
+        """A game's last position, with its moves."""
+        return game.board
+
+    def verdict(self, game: Played) -> str:
+        """The result of a game that was cut off, by default a draw."""
+        return "1/2-1/2"
+
+    @abstractmethod
+    def players(self, model: str, game: Played) -> tuple[str, str]:
+        """Who plays White and who Black."""
+
+
+class GameSuite(PlayedSuite[Game]):
     """A suite whose items are games from held-out openings.
 
     Args:
@@ -96,11 +143,9 @@ class GameSuite(Suite[chess.Board]):
         suite_seed: Decides the starting positions.
 
     Attributes:
-        played: The games that the model asked last has played.
         stops_at_errors: Whether a game ends at the first of its `errors`.
     """
 
-    played: Sequence[Game] = ()
     stops_at_errors: ClassVar[bool] = False
 
     def __init__(self, suite_games: int, suite_seed: int) -> None:
@@ -109,10 +154,6 @@ class GameSuite(Suite[chess.Board]):
     def starts(self, games: int, seed: int) -> dict[str, chess.Board]:
         """Where each game starts, by its name."""
         return {board.fen(): board for board in openings(games, seed)}
-
-    def positions(self) -> dict[str, str]:
-        """See `Suite`."""
-        return {name: board.fen() for name, board in self.items.items()}
 
     def judged(self, model: Answerer) -> Iterator[Judged]:
         """See `Suite`; plays all games to their ends, one ply of all running games at a time."""
@@ -129,25 +170,8 @@ class GameSuite(Suite[chess.Board]):
         for game in games:
             yield game.name, self.judge(game), ()
 
-    def pgn(self, model: str) -> str:
-        """The games that were played last, in PGN; a game that was cut off is drawn.
-
-        Args:
-            model: The name of the one that played.
-        """
-        texts = []
-        for number, game in enumerate(self.played, 1):
-            headers = {"Event": f"rookworld-rlvr, {self.name}", "Round": str(number)}
-            record = record_of(game.board, *self.players(model, game), game.comments, **headers)
-            if game.ending == "capped":
-                record.headers.update(Result="1/2-1/2", Termination="adjudication")
-                last = record.end()
-                last.comment = f"{last.comment} cut off after {MOST_PLIES} half-moves".strip()
-            texts.append(f"{record}\n")
-        return "\n".join(texts)
-
     def players(self, model: str, game: Game) -> tuple[str, str]:
-        """Who plays White and who Black."""
+        """See `PlayedSuite`."""
         return model, model
 
     def replies(self, model: Answerer, running: Sequence[Game]) -> list[MoveReply]:

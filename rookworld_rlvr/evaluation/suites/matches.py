@@ -8,7 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from subprocess import DEVNULL
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, Self, TypeVar
 
 import chess
 import chess.engine
@@ -251,6 +252,9 @@ class SkilledEngine:
 
     Attributes:
         name: The engine's.
+        options: Its options beside threads and hash.
+        depth: Of its searches, in plies.
+        needed: What an engine must be, for errors.
 
     Raises:
         EngineError: No engine was found, or it has no skill levels.
@@ -258,12 +262,16 @@ class SkilledEngine:
     Source: `Skill` in the code of Stockfish's search, https://github.com/official-stockfish/Stockfish.
     """
 
+    options: Mapping[str, Any] = MappingProxyType({"Skill Level": 0})
+    depth = 1
+    needed = "a Stockfish with skill levels"
+
     def __init__(self, args: EngineArguments) -> None:
-        # A time, which depth 1 never needs: without one, `play` would wait for ever.
-        self._limit = chess.engine.Limit(depth=1, time=TIMEOUT_S)
+        # A time, which no such depth needs: without one, `play` would wait for ever.
+        self._limit = chess.engine.Limit(depth=self.depth, time=TIMEOUT_S)
         self._engine: chess.engine.SimpleEngine | None = None
         self._path = args.engine_path
-        self.name = from_main(self._start)
+        self.name = self._asked(self._start)
 
     def moves(self, boards: Sequence[chess.Board]) -> list[chess.Move]:
         """A move in each position; the same on every process.
@@ -271,18 +279,24 @@ class SkilledEngine:
         Raises:
             EngineError: The engine died, hangs, or gives no move.
         """
-        return from_main(lambda: [self._move(board) for board in boards])
+        return self._asked(lambda: [self._move(board) for board in boards])
+
+    def _asked(self, ask: Callable[[], T]) -> T:
+        return from_main(ask, self.needed)
 
     def _start(self) -> str:
-        path = find_engine(self._path)
+        path = self._find()
         # A process group of its own: Ctrl-C is for the program that asks.
         self._engine = chess.engine.SimpleEngine.popen_uci(path, stderr=DEVNULL, setpgrp=True)
         try:
-            self._engine.configure({"Threads": 1, "Hash": HASH_MB, "Skill Level": 0})
+            self._engine.configure({"Threads": 1, "Hash": HASH_MB, **self.options})
         except chess.engine.EngineError:
             self._engine.close()
             raise
         return str(self._engine.id.get("name", "unnamed engine"))
+
+    def _find(self) -> str:
+        return find_engine(self._path)
 
     def _move(self, board: chess.Board) -> chess.Move:
         assert self._engine is not None  # this is the main process
@@ -292,7 +306,7 @@ class SkilledEngine:
             raise EngineError(f"the engine gave no move at {board.fen()!r}; give another")
         return move
 
-    def __enter__(self) -> SkilledEngine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -300,8 +314,12 @@ class SkilledEngine:
             self._engine.close()
 
 
-def from_main(ask: Callable[[], T]) -> T:
+def from_main(ask: Callable[[], T], needed: str) -> T:
     """Call `ask` on the main process alone, and return its result on every process.
+
+    Args:
+        ask: Asks an engine.
+        needed: What the engine must be, for the error.
 
     Raises:
         EngineError: On every process, if the engine failed; the others would wait for ever.
@@ -312,7 +330,7 @@ def from_main(ask: Callable[[], T]) -> T:
             outcome[0] = ask()
         except (EngineError, TimeoutError, OSError, chess.engine.EngineError) as error:
             why = str(error) or "no answer in time"
-            outcome[1] = f"the engine failed ({why}); a Stockfish with skill levels is needed"
+            outcome[1] = f"the engine failed ({why}); {needed} is needed"
     answer, failure = broadcast_object_list(outcome)
     if failure is not None:
         raise EngineError(failure)
