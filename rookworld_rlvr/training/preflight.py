@@ -78,7 +78,8 @@ class PreflightCallback(TrainerCallback):
         if reason := unmeasurable(trainer):
             trainer.accelerator.print(wrapped(f"preflight: left out, because {reason}"))
             return
-        if fault := not_drawn(trainer.generation_config):
+        # With vLLM, TRL makes no configuration for `generate`.
+        if not trainer.args.use_vllm and (fault := not_drawn(trainer.generation_config)):
             raise PreflightError(
                 f"preflight: generation_kwargs: {args.generation_kwargs}: {fault}, but GRPO learns from "
                 "one completion drawn from the policy for each row; leave it out, or set preflight: "
