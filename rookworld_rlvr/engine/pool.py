@@ -79,16 +79,12 @@ def find_engine(path: str | None = None) -> str:
     Raises:
         EngineError: No engine was found, or it is not executable. The message says what to do.
     """
-    given = path or os.environ.get(_PATH_VARIABLE)
-    places = (os.path.expanduser(given),) if given else ("stockfish", *_USUAL_PLACES)
-    found = next(filter(None, map(shutil.which, places)), None)  # paths, or names on the PATH
-    if found is None:
-        raise EngineError(
-            f"no program {' or '.join(map(repr, places))}; install one (Debian and Ubuntu: apt-get "
-            f"install stockfish, macOS: brew install stockfish) or give its path in {_PATH_VARIABLE} or "
-            "engine_path; if it is a file, make it executable"
-        )
-    return found
+    return _find(
+        path or os.environ.get(_PATH_VARIABLE),
+        ("stockfish", *_USUAL_PLACES),
+        "install one (Debian and Ubuntu: apt-get install stockfish, macOS: brew install stockfish) or "
+        f"give its path in {_PATH_VARIABLE} or engine_path; if it is a file, make it executable",
+    )
 
 
 def find_fairy_stockfish() -> str:
@@ -97,14 +93,24 @@ def find_fairy_stockfish() -> str:
     Raises:
         EngineError: It was not found. The message says what to do.
     """
-    given = os.environ.get(_FAIRY_VARIABLE)
-    places = (os.path.expanduser(given),) if given else _FAIRY_PLACES
-    found = next(filter(None, map(shutil.which, places)), None)
+    return _find(
+        os.environ.get(_FAIRY_VARIABLE),
+        _FAIRY_PLACES,
+        "install it (Debian and Ubuntu: apt-get install fairy-stockfish) or give its path in "
+        f"{_FAIRY_VARIABLE}",
+    )
+
+
+def _find(given: str | None, usual: Sequence[str], remedy: str) -> str:
+    """The program that was given, and no other; without one, the first of the usual ones that is there.
+
+    Raises:
+        EngineError: None is there, or it is not executable; the message ends with the remedy.
+    """
+    places = (os.path.expanduser(given),) if given else usual
+    found = next(filter(None, map(shutil.which, places)), None)  # paths, or names on the PATH
     if found is None:
-        raise EngineError(
-            f"no program {' or '.join(map(repr, places))}; install it (Debian and Ubuntu: apt-get "
-            f"install fairy-stockfish) or give its path in {_FAIRY_VARIABLE}"
-        )
+        raise EngineError(f"no program {' or '.join(map(repr, places))}; {remedy}")
     return found
 
 

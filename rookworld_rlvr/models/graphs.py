@@ -239,10 +239,8 @@ class State:
         self.levels = table(rows, columns, dtype=torch.float64)  # uniform from 0 to 1
         self.used = table(rows)  # tokens of a completion that has ended; 0 until then
         # Of all
-        self.column, self.step = (
-            table(1),
-            table(1),
-        )  # of the cache to write next; tokens drawn so far
+        self.column = table(1)  # of the cache to write next
+        self.step = table(1)  # tokens drawn so far
         self.counts = table(2)  # live rows; whether scores were no numbers
 
     def tensors(self) -> Iterator[torch.Tensor]:

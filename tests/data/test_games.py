@@ -254,10 +254,8 @@ def test_games_that_give_a_row_now_and_then_are_not_gone_through_for_ever(
     gained: int, is_refused: bool
 ) -> None:
     group = ("openings", play.PLAYED)
-    missing, targets = (
-        {group: 1_000},
-        {group: 9_000},
-    )  # after 8 of 160 blocks, a tenth would be 5 rows
+    missing, targets = {group: 1_000}, {group: 9_000}
+    # After 8 of 160 blocks, a tenth of what is missing would be five rows.
     refusal = pytest.raises(RookWorldError, match="only 8,004 of 9,000")
     context: Any = refusal if is_refused else nullcontext()
     with context:
