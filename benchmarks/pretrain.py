@@ -38,7 +38,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.pytorch_utils import Conv1D
 
 from rookworld_rlvr.cli.run import run_cli
-from rookworld_rlvr.data.loading import is_held_out
+from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
 from rookworld_rlvr.models.loading import load_model, load_tokenizer
 from rookworld_rlvr.tasks import positions
 from rookworld_rlvr.tasks.policy import (
@@ -51,7 +51,6 @@ from rookworld_rlvr.tasks.registry import split_row
 from rookworld_rlvr.tasks.text import END_OF_TEXT
 from rookworld_rlvr.training.muon import MuonWithAdamW
 
-HELD_OUT = 0.002  # of the positions, to watch the loss by
 POOL = 8192  # rows that are sorted by length together
 WARMUP = 100
 DECAY = 0.2
@@ -122,7 +121,7 @@ def read_rows(paths: Iterable[Path], editions: int) -> tuple[dict[str, list[Text
             for row in batch.to_pylist():
                 task, prompt, answer = split_row(row["text"])
                 fen = prompt[3:].split("+")[0].strip()
-                goal = watched if is_held_out(fen, HELD_OUT) else learnt
+                goal = watched if is_held_out(fen, HELDOUT_SHARE) else learnt
                 if task == PolicyTask.name:
                     values = {item["move"]: item["cp"] for item in row["action_values"]}
                     number = 1 if goal is watched else editions

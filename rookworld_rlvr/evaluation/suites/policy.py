@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain, islice, zip_longest
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import chess
@@ -44,9 +45,15 @@ class PolicySuite(PromptSuite[Values], packaged="policy"):
     groups = (*positions.SIDES, *positions.PHASES)
 
     def __init__(self, suite_rows: int, suite_seed: int) -> None:
-        sources = {line for name in PACKAGED_DATA if (line := values_line(dataset_file(name)))}
-        items = _balanced(heldout_values(), suite_rows, suite_seed)
-        super().__init__(items, suite_seed, {"values": sorted(sources)})
+        known, files = self.source()
+        lines = {line for file in files if (line := values_line(file))}
+        items = balanced(known, suite_rows, suite_seed)
+        super().__init__(items, suite_seed, {"values": sorted(lines)})
+
+    @staticmethod
+    def source() -> tuple[Mapping[str, Values], Sequence[Path | None]]:
+        """Values of the positions that are drawn from, by FEN, and the files that hold them."""
+        return heldout_values(), [dataset_file(name) for name in PACKAGED_DATA]
 
     def prompts(self) -> list[str]:
         """See `PromptSuite`."""
@@ -108,7 +115,7 @@ def _is_asked(raw: Mapping[str, Any]) -> bool:
     return is_held_out(POLICY.position(text.partition(" M:")[0]).fen, HELDOUT_SHARE)
 
 
-def _balanced(known: Mapping[str, Values], rows: int, seed: int) -> dict[str, Values]:
+def balanced(known: Mapping[str, Values], rows: int, seed: int) -> dict[str, Values]:
     """At most so many positions, spread over the phases as evenly as possible."""
     by_phase: dict[str, list[str]] = {}
     for fen in sorted(known):
