@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 
 from rookworld_rlvr.common.files import asset_path
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
@@ -81,6 +82,8 @@ def test_it_trains_both_tasks_and_goes_on_where_it_stopped(
     assert [line["step"] for line in train("one", 6)] == [6]
     model = load_model(str(tmp_path / "one"))
     assert model.dtype == torch.float32 and model.config.vocab_size == 500
+    with safe_open(tmp_path / "one" / "model.safetensors", "pt") as file:
+        assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.float16}  # noqa: SIM118
     assert train("one", 6) == []
 
 
