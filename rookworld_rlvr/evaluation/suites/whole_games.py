@@ -165,7 +165,10 @@ class TacticsSuite(PromptSuite[Values], packaged="tactics"):
     groups = (*(f"mate_in_{moves}" for moves in range(1, LONGEST_MATE + 1)), ONLY_MOVE)
 
     def __init__(self, suite_rows: int, suite_seed: int) -> None:
-        known = labelled_positions(TACTICS)
+        # Some that a shallower search found are none for the deeper one.
+        known = {
+            fen: values for fen, values in labelled_positions(TACTICS).items() if tactic(values)
+        }
         drawn = random.Random(suite_seed).sample(sorted(known), len(known))[:suite_rows]
         super().__init__({fen: known[fen] for fen in drawn}, suite_seed)
 
@@ -175,7 +178,7 @@ class TacticsSuite(PromptSuite[Values], packaged="tactics"):
 
     def groups_of(self, name: str) -> list[str]:
         """See `PromptSuite`."""
-        return [group for group in [tactic(self.items[name])] if group]
+        return [str(tactic(self.items[name]))]
 
     @staticmethod
     def judge(item: Values, completion: str) -> dict[str, float]:
