@@ -13,7 +13,7 @@ import chess
 from ..common.errors import EXIT_INTERRUPTED, RookWorldError
 from ..common.files import message_of
 from ..common.terminal import drop_stdout, printable, wrapped
-from ..models.loading import PACKAGED_MODEL, check_model_name
+from ..models.loading import PACKAGED_MODEL, PLAYING_MODEL, check_model_name
 from .model import RookWorld
 
 
@@ -38,9 +38,9 @@ def model_parser(
         "--model",
         "--model_name_or_path",
         nargs="+" if several else None,
-        default=[PACKAGED_MODEL] if several else PACKAGED_MODEL,
+        default=[PLAYING_MODEL] if several else PLAYING_MODEL,
         metavar="MODEL",
-        help=f"{PACKAGED_MODEL} (the default), a run's folder, or a Hub id{several}",
+        help=f"{PLAYING_MODEL} (the default), {PACKAGED_MODEL}, a run's folder, or a Hub id{several}",
     )
     if fen:
         start = chess.STARTING_FEN.split()

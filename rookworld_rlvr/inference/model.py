@@ -319,7 +319,7 @@ class RookWorld:
         """Load a model.
 
         Args:
-            name: ``rookworld-nano``, a run's folder, or a Hub id.
+            name: A packaged name (``rookworld-games``, ``rookworld-nano``), a run's folder, or a Hub id.
             revision: A revision on the Hub.
             device: As PyTorch names it; None takes a GPU if there is one.
             dtype: As PyTorch names it.

@@ -19,6 +19,14 @@ if TYPE_CHECKING:  # libraries are imported where they are used: to check a name
     from trl import ModelConfig
 
 PACKAGED_MODEL = "rookworld-nano"
+"""The model of the quickstart and of the tests: openings, with planted faults."""
+
+
+PLAYING_MODEL = "rookworld-games"
+"""The model that plays whole games."""
+
+
+PACKAGED_MODELS = (PACKAGED_MODEL, PLAYING_MODEL)
 
 
 # Files of weights, and the pickles that hold the same.
@@ -43,7 +51,7 @@ def resolve_model_path(name: str) -> str:
     >>> resolve_model_path("jrahn/RookWorld-LM-124M")
     'jrahn/RookWorld-LM-124M'
     """
-    return asset_path(name) if name == PACKAGED_MODEL else name
+    return asset_path(name) if name in PACKAGED_MODELS else name
 
 
 def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[str]:
@@ -72,10 +80,11 @@ def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[
         return [f"{key}: no model in {name!r}{recipe}"]
     models = chain(Path().glob("*/config.json"), Path().glob("*/*/config.json"))
     folders = (str(path.parent) for path in models)
-    close = difflib.get_close_matches(name, [PACKAGED_MODEL, *folders], n=1)
+    close = difflib.get_close_matches(name, [*PACKAGED_MODELS, *folders], n=1)
+    meant = f"; did you mean {close[0]}?" if close else ""
     return [
-        f"{key}: there is no folder {name!r} in {Path.cwd()}, and it is neither {PACKAGED_MODEL} nor a "
-        f"Hub id (owner/name){f'; did you mean {close[0]}?' if close else ''}{recipe}"
+        f"{key}: there is no folder {name!r} in {Path.cwd()}, and it is neither "
+        f"{' nor '.join(PACKAGED_MODELS)} nor a Hub id (owner/name){meant}{recipe}"
     ]
 
 

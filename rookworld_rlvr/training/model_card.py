@@ -22,7 +22,7 @@ from ..common.files import is_hub_id, render
 from ..common.machine import machine
 from ..data.loading import LoadedData
 from ..data.sources import PACKAGED_DATA, dataset_file
-from ..models.loading import PACKAGED_MODEL, resolve_model_path
+from ..models.loading import PACKAGED_MODEL, PACKAGED_MODELS, resolve_model_path
 from ..rewards.registry import tasks_of
 from ..tasks.registry import TASKS
 from .results import CARD, compared, interval_text, value_text, verdicts
@@ -185,7 +185,7 @@ def _licence(run: Run) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------------
 def _origin(name: str, hub: str) -> str:
     """Where a model or a data set comes from."""
-    if name in (PACKAGED_MODEL, *PACKAGED_DATA):
+    if name in (*PACKAGED_MODELS, *PACKAGED_DATA):
         return f"`{name}`, which comes with rookworld-rlvr"
     if _is_hub_dataset(name):
         return f"[{name}]({hub}/{name})"
