@@ -20,7 +20,7 @@ from ..common.errors import EXIT_INTERRUPTED, RookWorldError
 from ..common.files import find_recipe, read_keys, shipped
 from ..common.terminal import drop_stdout, printable, unwatch_ctrl_c
 from ..models.loading import PACKAGED_MODEL
-from .help_text import help_entries
+from .help_text import MODEL, help_entries, key_of
 
 if TYPE_CHECKING:
     from .failures import Others
@@ -34,6 +34,10 @@ MODULES = {name: f"rookworld_rlvr.inference.{name}" for name in ("analyse", "pla
     for path in sorted(Path(__file__).parents[1].glob("extras/*/__main__.py"))
 }
 """Command → the module that it runs."""
+
+
+POSITIONAL = {"evaluate": MODEL, "export": MODEL, "report": "run"}
+"""Script → the key that words without one belong to, where only one thing can be meant."""
 
 
 NEUTRAL = ("rewards", "dataset_name", "dtype", "bf16")
@@ -67,7 +71,7 @@ def options(line: Sequence[str]) -> list[tuple[str, list[str]]]:
     for word in line:
         flag, equals, value = word.partition("=")
         if word.startswith("--"):
-            found.append((flag[2:].replace("-", "_"), [value] if equals else []))
+            found.append((key_of(flag), [value] if equals else []))
         else:
             found[-1][1].append(word)
     return found
@@ -83,9 +87,9 @@ def usual(recipe: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         recipe: The keys of the usual recipe.
         given: Those of the command line.
     """
-    if "model_name_or_path" not in recipe:
+    if MODEL not in recipe:
         return recipe
-    model, data = given.get("model_name_or_path"), str(given.get("dataset_name", ""))
+    model, data = given.get(MODEL), str(given.get("dataset_name", ""))
     has_other_model = model not in (None, PACKAGED_MODEL)
     has_own_data = bool({"/", "."} & set(data))  # a file, or on the Hub
     if not (has_other_model or has_own_data):
@@ -166,7 +170,8 @@ def _choose_devices() -> None:
     elif (count := torch.cuda.device_count()) > 1:
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         os.environ["CUDA_VISIBLE_DEVICES"] = first
-        print(f"one of {count} GPUs is used; --num_processes {count} uses all of them")
+        said = f"one of {count} GPUs is used; --num_processes {count} uses all of them"
+        print(said, file=sys.stderr)  # stdout may be read by a program
 
 
 def _keys(main: Callable[[Sequence[str]], None]) -> set[str]:

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..common.files import RESOLVED_CONFIG as RESOLVED_CONFIG
 from ..common.files import read_json_lines, replace_text
 from ..common.stats import Estimate, Paired
 from ..common.terminal import wrapped
 from ..tasks.metrics import Results, compare, headline, headlines
 
 # Files of a run's folder.
-RESOLVED_CONFIG = "resolved_config.yaml"
 PROVENANCE = "provenance.json"
 HELDOUT_BEFORE = "heldout_before.json"
 HELDOUT_PASS = "heldout_pass.json"  # counts of right samples, before and after training

@@ -24,11 +24,10 @@ NOT_RUN = {
     "rookworld workspace --output_file workspace.json": "tests/extras/workspace runs it",
     "rookworld sweep --config sweep_nano --count 8": "tests/extras/sweep runs it",
     "rookworld sweep --config sweep_nano --count 12": "the same",
-    "rookworld export --model_name_or_path runs/grpo_nano --format onnx --output_file nano.onnx": (
+    "rookworld export runs/grpo_nano --format onnx --output_file nano.onnx": (
         "tests/recipes/test_export.py runs it, where its packages are"
     ),
-    "rookworld export --model_name_or_path jrahn/RookWorld-LM-124M --format gguf --output_file "
-    "rookworld.gguf": "the same",
+    "rookworld export jrahn/RookWorld-LM-124M --format gguf --output_file rookworld.gguf": "the same",
 }
 """What the tests do not run, and why; the commands of an audit are run by its own tests."""
 
