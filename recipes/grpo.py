@@ -47,6 +47,7 @@ from rookworld_rlvr.training.results import (
     RESULTS,
     before_after_table,
     compared,
+    kept_text,
     write_results,
 )
 from rookworld_rlvr.training.run_folder import close_provenance, save_final, write_answers
@@ -214,12 +215,11 @@ def main(argv: Sequence[str]) -> None:
             step=step,
             steps=trainer.state.global_step,
         )
-        print(before_after_table(before, after, compared(output_dir), reach))
+        kept = kept_text(step, trainer.state.global_step, bool(training_args.guard))
         for line in pass_lines(trainer.heldout.right) if trainer.heldout.right else ():
             print(line)
-        is_start = training_args.guard and not step
-        why = ": the starting model, as no evaluated checkpoint kept the guard" if is_start else ""
-        print(f"\nmodel: {output_dir} (step {step} of {trainer.state.global_step}{why})\n")
+        print(before_after_table(before, after, compared(output_dir), reach, kept))
+        print(f"\nmodel: {output_dir} (step {step} of {trainer.state.global_step})\n")
         if run.repository is not None:
             if reports:
                 write_text(output_dir / REPORT, reports.page_of([str(output_dir)]))
