@@ -81,8 +81,10 @@ def main(argv: Sequence[str]) -> None:
         require_truth(data, data_args.tasks, label_args.labels)
         truth = PolicyTruth.open(label_args, data.report.unlabelled)
         check_rows(len(data.train), prompts)
-        run.state.print(dry_run_text(data, training_args.rewards, truth))
-        run.print_recipe()
+        text = dry_run_text(data, training_args.rewards, truth)
+        run.state.print(text)
+        tokens = training_args.max_completion_length
+        run.end_dry_run(data, len(data.train), tokens, "\nwarning: " in text)
         return
     data = run.load_data(other_task_rows=training_args.other_task_rows)
     run.state.print(use_idle_cores())

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..common.errors import EXIT_INTERRUPTED, RookWorldError
 from ..common.files import find_recipe, read_keys, shipped
+from ..common.machine import has_gpu, reaches_hub
 from ..common.terminal import drop_stdout, printable, unwatch_ctrl_c
 from ..models.loading import PACKAGED_MODEL
 from .help_text import MODEL, help_entries, key_of
@@ -238,6 +239,10 @@ _KEPT_BY_SFT = (
 )
 
 
+_LARGER, _LARGER_MODEL = "grpo_mixed", "jrahn/RookWorld-LM-124M"  # needs a GPU, and the Hub
+_LONGER = "grpo_policy_nano"  # goes on from the packaged recipe's end, on any machine
+
+
 def next_commands(
     output_dir: Path,
     start: str,
@@ -245,7 +250,10 @@ def next_commands(
     command: str = "grpo",
     rows: int | None = None,
 ) -> str:
-    """The commands to suggest after a run: look at it, evaluate it, train on with keys of your own.
+    """The commands to suggest after a run: look at it, evaluate it, train on.
+
+    They run on this machine: nothing is from the Hub if it is not reached, no recipe in bf16 without a
+    GPU.
 
     Args:
         output_dir: The run's folder.
@@ -256,10 +264,9 @@ def next_commands(
         rows: Rows it trained on, which may be too few for a batch of the packaged model's recipe.
     """
     folder = shlex.quote(str(output_dir))
-    both = f"--model_name_or_path {shlex.quote(start)} --model_name_or_path {folder}"
-    lines = [f"evaluate {both}"]
+    lines = [f"evaluate {shlex.quote(start)} {folder}"]
     if command == "grpo" and "report" in SCRIPTS:
-        lines.insert(0, f"report --run {folder}{_typed_keys(given, ['tasks_from'])}")
+        lines.insert(0, f"report {folder}{_typed_keys(given, ['tasks_from'])}")
     if command == "sft":
         # The packaged model's recipe suits what is trained from it; others get TRL's defaults.
         usual = f" --config grpo_nano --output_dir {folder}-grpo" if start == PACKAGED_MODEL else ""
@@ -268,9 +275,11 @@ def next_commands(
         if usual and most < recipe[(key := "per_device_train_batch_size")]:
             usual += f" --{key} {most}"
         kept = _typed_keys(given, _KEPT_BY_SFT) + _rewards_for(given.get("tasks") or [])
-        lines.append(f"grpo{usual} --model_name_or_path {folder}{kept}")
-    elif start == PACKAGED_MODEL:
-        lines += ["recipes copy grpo_mixed .", "grpo --config grpo_mixed.yaml   # after your edits"]
+        lines.append(f"grpo{usual} --model {folder}{kept}")
+    elif start == PACKAGED_MODEL and has_gpu() and reaches_hub(_LARGER_MODEL):
+        lines += [f"recipes copy {_LARGER} .", f"grpo --config {_LARGER}.yaml   # after your edits"]
+    elif start == PACKAGED_MODEL and output_dir.name != _LONGER:
+        lines.append(f"grpo --config {_LONGER} --model {folder}   # trains on, for better moves")
     else:
         config, new = f"{output_dir}/resolved_config.yaml", f"{output_dir}-2"
         edited = f"grpo --config {shlex.quote(config)} --output_dir {shlex.quote(new)}"
