@@ -217,10 +217,13 @@ def main(argv: Sequence[str]) -> None:
             step=step,
             steps=trainer.state.global_step,
         )
+        changes = compared(output_dir)
+        if run.boards:
+            run.boards.summarize(before, after, changes, step)
         kept = kept_text(step, trainer.state.global_step, bool(training_args.guard))
         for line in pass_lines(trainer.heldout.right) if trainer.heldout.right else ():
             print(line)
-        print(before_after_table(before, after, compared(output_dir), reach, kept))
+        print(before_after_table(before, after, changes, reach, kept))
         print(f"\nmodel: {output_dir} (step {step} of {trainer.state.global_step})\n")
         if run.repository is not None:
             if reports:
