@@ -24,8 +24,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
+from rookworld_rlvr.cli.catalogue import first_comment
 from rookworld_rlvr.cli.help_text import help_entries
-from rookworld_rlvr.cli.main import first_comment
 from rookworld_rlvr.cli.run import SCRIPTS
 from rookworld_rlvr.common.settings import BOUNDS, Bounds, kinds
 from rookworld_rlvr.evaluation.ratings import games_needed
