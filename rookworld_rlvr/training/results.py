@@ -70,10 +70,10 @@ def limit_lines(limits: Limits) -> list[str]:
     """What random and the best answers to the same rows get, a line each.
 
     >>> limit_lines({"policy/expected_score": (0.385, 0.5512)})
-    ['policy/expected_score: on these rows random answers get 38.5%, the best possible answers 55.1%']
+    ['policy/expected_score: on these rows random answers would get 38.5%, the best answers 55.1%']
     """
     return [
-        f"{name}: on these rows random answers get {low:.1%}, the best possible answers {high:.1%}"
+        f"{name}: on these rows random answers would get {low:.1%}, the best answers {high:.1%}"
         for name, (low, high) in limits.items()
     ]
 
