@@ -1,8 +1,9 @@
 """Figures that stand on more than one page: ``benchmarks/results/headlines.yaml`` has each once.
 
-On a page a figure stands in a mark, ``<!--=quickstart_before-->46.7%<!--/-->``, and ``make docs``
-writes what the file says between the two comments. It marks a figure with a decimal, and a long phrase,
-by itself where one stands without a mark, so that no copy goes its own way.
+On a page a figure stands in a mark, ``<span figure="quickstart_before">46.7%</span>``, and ``make docs``
+writes what the file says into it. It marks a figure with a decimal, and a long phrase, by itself where
+one stands without a mark, so that no copy goes its own way. (A comment would not do as a mark: at the
+beginning of a line it ends a paragraph of Markdown.)
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ import yaml
 from tries import LOG, number, tries
 
 FILE = LOG.with_name("headlines.yaml")
-MARK = re.compile(r"(<!--=(\w+)-->)(.*?)(<!--/-->)", re.S)
+MARK = re.compile(r'(<span figure="(\w+)">)(.*?)(</span>)', re.S)
 _REFERENCE = re.compile(r"\{(\S+?)(?: (\S+?)(?: (low|high))?)?\}")
 _PHRASE = 15  # letters
-_APART = re.compile(  # where nothing is marked: fences, generated tables, marks, tags, code, addresses
-    r"```.*?```|<!-- generated: \w+ -->.*?<!-- end: \w+ -->|<!--=.*?<!--/-->|<!--.*?-->|<[a-z/][^>]*>"
-    r"|`[^`\n]*`|!\[[^]]*\]|\]\([^)]*\)",
-    re.S,
+_APART = (
+    re.compile(  # where nothing is marked: fences, generated tables, marks, tags, code, addresses
+        r"```.*?```|<!-- generated: \w+ -->.*?<!-- end: \w+ -->|<span figure=.*?</span>|<!--.*?-->"
+        r"|<[a-z/][^>]*>|`[^`\n]*`|!\[[^]]*\]|\]\([^)]*\)",
+        re.S,
+    )
 )
 
 
@@ -89,7 +92,7 @@ def _marked(text: str) -> str:
     either = "|".join(re.escape(its).replace(r"\ ", r"\s+") for its in longest)
     return re.sub(
         rf"(?<![\d.])(?:{either})(?![\d])",
-        lambda found: f"<!--={names[' '.join(found[0].split())]}-->{found[0]}<!--/-->",
+        lambda found: f'<span figure="{names[" ".join(found[0].split())]}">{found[0]}</span>',
         text,
     )
 

@@ -145,7 +145,8 @@ class Ranges:
         yield text((WIDTH / 2, bottom + 2 * LINE - 2), self.across, theme.text, "middle")
         for at, (name, value, least, most) in enumerate(self.rows):
             height = 2 * LINE * at + LINE
-            yield text((20, height), f"{name}: {value:.1f}", theme.text)
+            words = f"{name}: {value:.1f}"
+            yield text((20, height), words, theme.text, halo=theme.ground)
             yield line((x(least), height + 12), (x(most), height + 12), theme.lines[0], 2)
             yield mark("circle", (x(value), height + 12), theme.lines[0])
 
@@ -162,10 +163,12 @@ def page(theme: Theme, height: int, body: Sequence[str]) -> str:
     return "\n".join([head, ground, *body, "</svg>"]) + "\n"
 
 
-def text(place: Point, words: str, colour: str, anchor: str = "start") -> str:
+def text(place: Point, words: str, colour: str, anchor: str = "start", halo: str = "") -> str:
+    """Words; the halo, in the colour of the ground, hides the lines that they stand on."""
+    rim = f' stroke="{halo}" stroke-width="5" paint-order="stroke"' if halo else ""
     return (
         f'<text x="{place[0]:.1f}" y="{place[1]:.1f}" fill="{colour}" '
-        f'text-anchor="{anchor}">{escape(words)}</text>'
+        f'text-anchor="{anchor}"{rim}>{escape(words)}</text>'
     )
 
 

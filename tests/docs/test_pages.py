@@ -95,7 +95,7 @@ NOT_MENDED_YET = {  # their tables have long cells; empty when they are rewritte
 
 def cells(line: str) -> list[str]:
     """The cells of a row as they are read: links by their text, without ticks and comments."""
-    bare = re.sub(r"<!--.*?-->|`|\*\*", "", line.strip())
+    bare = re.sub(r"</?[a-z][^>]*>|`|\*\*", "", line.strip())
     bare = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", bare)
     return [cell.strip() for cell in re.split(r"(?<!\\)\|", bare[1:-1])]
 
@@ -114,7 +114,7 @@ def test_a_cell_says_one_thing(page: Path) -> None:
 
 
 def test_cells_are_counted_as_they_are_read() -> None:
-    row = "| [`a`](b.md#c) | <!--=x-->1.5 s<!--/--> **b** | c \\| d |"
+    row = '| [`a`](b.md#c) | <span figure="x">1.5 s</span> **b** | c \\| d |'
     assert cells(row) == ["a", "1.5 s b", "c \\| d"]
 
 
@@ -124,17 +124,17 @@ def test_cells_are_counted_as_they_are_read() -> None:
 def test_a_figure_is_written_once() -> None:
     """What a page says in a mark is what the file says; `make docs` mends what differs."""
     page = (
-        "It takes <!--=mixed_step-->9.9 s<!--/--> and 7.8\nGiB, `7.8 GiB`, "
+        'It takes <span figure="mixed_step">9.9 s</span> and 7.8\nGiB, `7.8 GiB`, '
         "17.8 GiB, 46.7% [1.0, 2.0]."
     )
     assert headlines.filled(page) == (
-        "It takes <!--=mixed_step-->2.7 s<!--/--> and <!--=mixed_memory-->7.8 GiB<!--/-->, `7.8 GiB`, "
-        "17.8 GiB, <!--=quickstart_before-->46.7%<!--/--> [1.0, 2.0]."
+        'It takes <span figure="mixed_step">2.7 s</span> and <span figure="mixed_memory">7.8 GiB'
+        '</span>, `7.8 GiB`, 17.8 GiB, <span figure="quickstart_before">46.7%</span> [1.0, 2.0].'
     )
     fence = "```text\n7.8 GiB\n```\n![7.8 GiB](a.png) [b](7.8 GiB)\n"
     assert headlines.filled(fence) == fence
     with pytest.raises(ValueError, match="has no such figure"):
-        headlines.filled("<!--=unknown-->1.0<!--/-->")
+        headlines.filled('<span figure="unknown">1.0</span>')
 
 
 def test_every_figure_is_used() -> None:
@@ -145,7 +145,7 @@ def test_every_figure_is_used() -> None:
     for name in texts:
         in_table = any(name.startswith(row) for row in rows)
         in_figure = any(f"{{{name}" in text for text in texts.values())
-        assert in_table or in_figure or f"<!--={name}-->" in pages, name
+        assert in_table or in_figure or f'<span figure="{name}">' in pages, name
 
 
 def test_plots_are_read_on_a_phone() -> None:
