@@ -5,6 +5,8 @@
 
 A table is what is between ``<!-- generated: NAME -->`` and ``<!-- end: NAME -->`` on a page. The keys of
 each script go into ``assets/keys.yaml``, by which the command line refuses a misspelt key at once.
+Tables and plots of what was measured follow from ``benchmarks/results/``, and so do figures that stand
+on more than one page (``headlines.py``).
 """
 
 from __future__ import annotations
@@ -17,11 +19,15 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import headlines
+import plots
+import tries
 import yaml
 
 from rookworld_rlvr.cli.catalogue import first_comment
@@ -50,6 +56,7 @@ def main() -> int:
     stale = stale_pages([*DOCS.glob("*.md"), REPOSITORY / "README.md"])
     if KEYS.read_text(encoding="utf-8") != (text := keys_by_script()):
         stale[KEYS] = text
+    stale |= stale_plots()
     for path, text in stale.items():
         print(
             f"{path.relative_to(REPOSITORY)}: {'out of date; make docs' if args.check else 'written'}"
@@ -62,8 +69,17 @@ def main() -> int:
 def stale_pages(paths: Iterable[Path]) -> dict[Path, str]:
     """The pages whose tables differ from the code, with the text that they should have."""
     pages = {path: path.read_text(encoding="utf-8") for path in paths}
-    fresh = {path: MARKED.sub(_filled, text) for path, text in pages.items()}
+    fresh = {path: headlines.filled(MARKED.sub(_filled, text)) for path, text in pages.items()}
     return {path: text for path, text in fresh.items() if text != pages[path]}
+
+
+def stale_plots() -> dict[Path, str]:
+    """The plots that differ from the log of tries, with what they should hold."""
+    return {
+        path: text
+        for path, text in plots.drawn()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    }
 
 
 def _filled(match: re.Match[str]) -> str:
@@ -357,6 +373,16 @@ def files(pattern: str) -> str:
     return table(["file", "what it is"], rows)
 
 
+def measured(name: str) -> str:
+    """A table of the log of tries."""
+    wanted = tries.TABLES[name]
+    return table(wanted.head, wanted.lines())
+
+
+def quickstart(is_short: bool = False) -> str:
+    return table(headlines.QUICKSTART_HEAD, headlines.quickstart_rows(is_short))
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "tasks": tasks,
     "rewards": rewards,
@@ -368,6 +394,9 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "words": other_words,
     "recipes": lambda: files("recipes/grpo_*.yaml"),
     "accelerate_configs": lambda: files("accelerate_configs/*.yaml"),
+    "quickstart": quickstart,
+    "quickstart_short": partial(quickstart, is_short=True),
+    **{name: partial(measured, name) for name in tries.TABLES},
 }
 
 
