@@ -25,7 +25,6 @@ from .pages import GROUPS, TRAINING, follow
 README = REPOSITORY / "README.md"
 DOCS = sorted((REPOSITORY / "docs").glob("*.md"))
 PAGES = [README, *DOCS, REPOSITORY / "CONTRIBUTING.md"]
-UNCHECKED = ["learning.md", "benchmarks.md"]
 
 
 def test_generated_tables_are_those_of_the_code() -> None:
@@ -39,24 +38,6 @@ def test_generated_tables_are_those_of_the_code() -> None:
         assert generate.KEYS.read_text() == generate.keys_by_script(), "run make docs"
     assert generate.TABLES and generate.MARKED.search(text)
     assert all(f"<!-- generated: {name} -->" in text for name in generate.TABLES)
-
-
-def cells(page: Path) -> Iterator[list[str]]:
-    """The rows of a page's tables, links as they are read, without the lists of keys and metrics."""
-    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
-    lists = r"<!-- generated: (keys|metrics|rules) -->.*?<!-- end: \1 -->"
-    for line in re.sub(lists, "", text, flags=re.S).splitlines():
-        if line.startswith("|"):
-            row = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", line.strip("|"))
-            yield [cell.strip() for cell in re.split(r"(?<!\\)\|", row)]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_a_cell_holds_one_fact(page: Path) -> None:
-    if page.name in UNCHECKED:
-        pytest.skip("its tables are being written anew")
-    assert [row for row in cells(page) if len(row) > 6] == []
-    assert [cell for row in cells(page) for cell in row if len(cell) > 60] == []
 
 
 def anchors(page: Path) -> set[str]:
