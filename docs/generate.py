@@ -98,6 +98,18 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
+def item(text: str) -> str:
+    """An item of a Markdown list; no further line of it may look like an item itself."""
+    text = " ".join(text.split())
+    for width in range(118, 90, -1):
+        lines = textwrap.wrap(
+            text, width, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
+        )
+        if not any(re.match(r" +([-+*]|\d+[.)]) ", line) for line in lines):
+            return "\n".join(lines)
+    raise ValueError(f"no way to break {text!r} into lines; reword it")
+
+
 def code(*words: Any) -> str:
     return ", ".join(f"`{word}`" for word in words)
 
@@ -257,28 +269,29 @@ def values(hint: Any, item: dataclasses.Field[Any]) -> str:
 # The other tables
 # --------------------------------------------------------------------------------------------------
 def tasks() -> str:
-    rows = [
-        [
-            code(task.name),
-            code(task.prefix),
-            task.ability,
-            code(*task.rewards),
-            code(task.headline),
-        ]
+    """What the model does in each task, and what is made of its score."""
+    return "\n".join(
+        item(
+            f"{code(task.name)} {task.ability}. Headline metric: {code(task.headline)}. "
+            f"Rewards: {code(*task.rewards)}."
+        )
         for task in TASKS.values()
-    ]
-    return table(
-        ["task", "prefix", "what the model does", "scores that are rewards", "headline metric"],
-        rows,
     )
 
 
 def rewards() -> str:
-    rows = [
-        [code(name), code(*reward.tasks), reward.range, reward.meaning]
-        for name, reward in known_rewards().items()
-    ]
-    return table(["reward", "task", "range", "what it measures"], rows)
+    """The rewards of each task; those of several tasks have a list of their own."""
+    found = known_rewards()
+    parts = []
+    for owner in dict.fromkeys(reward.tasks for reward in found.values()):
+        parts.append(f"**{' and '.join(owner)}**\n")
+        parts += [
+            item(f"{code(name)}, {reward.range}: {reward.meaning}")
+            for name, reward in found.items()
+            if reward.tasks == owner
+        ]
+        parts.append("")
+    return "\n".join(parts[:-1])
 
 
 def rules() -> str:
@@ -320,24 +333,28 @@ def by_name(pairs: Iterable[tuple[str, str]]) -> str:
 
 def suites() -> str:
     """What each suite asks, and what its metrics mean; what two suites share is explained once."""
-    rows = []
+    parts = []
     explained: dict[tuple[str, str], str] = {}
     for suite in map(suite_class, SUITE_HEADLINES):
-        meanings: list[tuple[str, str]] = []
+        meanings: list[str] = []
         shared: dict[str, list[str]] = {}
         for name, metric in suite.metrics.items():
             first = explained.setdefault((name, metric.meaning), suite.name)
             if first == suite.name:
-                meanings.append((name, metric.meaning))
+                meanings.append(item(f"{code(name)}: {metric.meaning}"))
             else:
                 shared.setdefault(first, []).append(name)
-        cells = [
-            by_name(meanings),
-            *(f"{code(*names)}: as in {code(first)}." for first, names in shared.items()),
+        head = (
+            f"**{code(suite.name)}** (version {suite.version}, headline {code(suite.headline)}). "
+        )
+        lines = [
+            *textwrap.wrap(head + suite.summary, 118, break_on_hyphens=False),
+            "",
+            *meanings,
+            *(item(f"{code(*names)}: as in {code(first)}.") for first, names in shared.items()),
         ]
-        asks = f"{suite.summary} Headline {code(suite.headline)}, version {suite.version}."
-        rows.append([code(suite.name), asks, "<br>".join(cells)])
-    return table(["suite", "what it asks", "its metrics"], rows)
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
 
 
 def games_for() -> str:
@@ -354,23 +371,18 @@ def games_for() -> str:
 def other_words() -> str:
     """Our keys after the names that other code has for them: a list, because cells would be long."""
     notes = help_entries()["notes"]
-    lines = []
-    for key, names in help_entries()["names"].items():
-        note = f": {notes[key]}" if key in notes else ""
-        text = f"{code(*names)} → {code(key)}{note}"
-        lines += textwrap.wrap(
-            text, 118, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
-        )
-    return "\n".join(lines)
+    return "\n".join(
+        item(f"{code(*names)} → {code(key)}" + (f": {notes[key]}" if key in notes else ""))
+        for key, names in help_entries()["names"].items()
+    )
 
 
 def files(pattern: str) -> str:
     """YAML files, each with what it says of itself."""
-    rows = [
-        [f"[`{path.name}`](../{path.relative_to(REPOSITORY)})", first_comment(path)]
+    return "\n".join(
+        item(f"[`{path.name}`](../{path.relative_to(REPOSITORY)}): {first_comment(path)}")
         for path in sorted(REPOSITORY.glob(pattern))
-    ]
-    return table(["file", "what it is"], rows)
+    )
 
 
 def measured(name: str) -> str:
