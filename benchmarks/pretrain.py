@@ -164,7 +164,7 @@ def encode(
     texts: Sequence[Text], tokenizer: PreTrainedTokenizerBase, block: int = 10_000
 ) -> Tokens:
     """Rows as tokens, each with end-of-text."""
-    core: Any = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
+    core: Any = tokenizer.backend_tokenizer
     ids, lengths, answers = [], [], []
     for first in range(0, len(texts), block):
         part = texts[first : first + block]
