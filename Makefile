@@ -76,7 +76,7 @@ audit: $(INSTALLED) ## Look the installed versions up among known vulnerabilitie
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+.*//' > .venv-audit/installed.txt  # without +cpu
 	.venv-audit/bin/pip-audit -r .venv-audit/installed.txt --no-deps --disable-pip --strict $(ARGS)
 
-docs: $(INSTALLED) ## Write the tables of the documentation that follow from the code
+docs: $(INSTALLED) ## Write the documentation's tables, plots and figures from the code and benchmarks/results/
 	$(BIN)/python docs/generate.py
 
 release: $(INSTALLED) ## Check, build and tag the version of rookworld_rlvr/__init__.py

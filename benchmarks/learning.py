@@ -13,7 +13,7 @@ A starting model that is not there is made first:
 
 The methods take about as long as each other. It prints a Markdown table: the seconds of
 one core, what is to be learnt, what the other task has lost, and how far the policy has moved from the
-start. A finished run is not repeated. What was tried, with its date, is in `docs/learning.md`.
+start. A finished run is not repeated. Every try is a line of `benchmarks/results/tries.jsonl`.
 """
 
 from __future__ import annotations

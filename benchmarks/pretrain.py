@@ -164,7 +164,7 @@ def encode(
     texts: Sequence[Text], tokenizer: PreTrainedTokenizerBase, block: int = 10_000
 ) -> Tokens:
     """Rows as tokens, each with end-of-text."""
-    core: Any = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
+    core: Any = tokenizer.backend_tokenizer
     ids, lengths, answers = [], [], []
     for first in range(0, len(texts), block):
         part = texts[first : first + block]
@@ -338,7 +338,8 @@ def _step(
     )
     for rows, batch in parts.values():
         logits, tokens, _ = answer_logits(model, rows, batch)
-        (cross_entropy(logits, tokens, reduction="sum") / total).backward()
+        loss: Any = cross_entropy(logits, tokens, reduction="sum") / total
+        loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
 
@@ -355,7 +356,7 @@ def watch(model: Any, watched: dict[str, Tokens], most: int = 300) -> dict[str, 
         chosen = np.arange(min(most, len(rows.answers)))
         chosen = chosen[rows.lengths()[chosen] <= model.config.n_positions]
         logits, tokens, counts = answer_logits(model, rows, chosen)
-        is_right = logits.argmax(-1) == tokens
+        is_right: Any = logits.argmax(-1) == tokens
         found[f"{task}_nats"] = round(float(cross_entropy(logits, tokens)), 4)
         found[f"{task}_tokens"] = round(100 * float(is_right.float().mean()), 2)
         whole = [bool(part.all()) for part in is_right.split(counts.tolist())]

@@ -5,6 +5,8 @@
 
 A table is what is between ``<!-- generated: NAME -->`` and ``<!-- end: NAME -->`` on a page. The keys of
 each script go into ``assets/keys.yaml``, by which the command line refuses a misspelt key at once.
+Tables and plots of what was measured follow from ``benchmarks/results/``, and so do figures that stand
+on more than one page (``headlines.py``).
 """
 
 from __future__ import annotations
@@ -17,15 +19,19 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import headlines
+import plots
+import tries
 import yaml
 
+from rookworld_rlvr.cli.catalogue import first_comment
 from rookworld_rlvr.cli.help_text import help_entries
-from rookworld_rlvr.cli.main import first_comment
 from rookworld_rlvr.cli.run import SCRIPTS
 from rookworld_rlvr.common.settings import BOUNDS, Bounds, kinds
 from rookworld_rlvr.evaluation.ratings import games_needed
@@ -50,6 +56,7 @@ def main() -> int:
     stale = stale_pages([*DOCS.glob("*.md"), REPOSITORY / "README.md"])
     if KEYS.read_text(encoding="utf-8") != (text := keys_by_script()):
         stale[KEYS] = text
+    stale |= stale_plots()
     for path, text in stale.items():
         print(
             f"{path.relative_to(REPOSITORY)}: {'out of date; make docs' if args.check else 'written'}"
@@ -62,8 +69,17 @@ def main() -> int:
 def stale_pages(paths: Iterable[Path]) -> dict[Path, str]:
     """The pages whose tables differ from the code, with the text that they should have."""
     pages = {path: path.read_text(encoding="utf-8") for path in paths}
-    fresh = {path: MARKED.sub(_filled, text) for path, text in pages.items()}
+    fresh = {path: headlines.filled(MARKED.sub(_filled, text)) for path, text in pages.items()}
     return {path: text for path, text in fresh.items() if text != pages[path]}
+
+
+def stale_plots() -> dict[Path, str]:
+    """The plots that differ from the log of tries, with what they should hold."""
+    return {
+        path: text
+        for path, text in plots.drawn()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    }
 
 
 def _filled(match: re.Match[str]) -> str:
@@ -80,6 +96,18 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         [re.sub(r"(?<!\\)\|", r"\\|", " ".join(cell.split())) for cell in line] for line in lines
     ]
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def item(text: str) -> str:
+    """An item of a Markdown list; no further line of it may look like an item itself."""
+    text = " ".join(text.split())
+    for width in range(118, 90, -1):
+        lines = textwrap.wrap(
+            text, width, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
+        )
+        if not any(re.match(r" +([-+*]|\d+[.)]) ", line) for line in lines):
+            return "\n".join(lines)
+    raise ValueError(f"no way to break {text!r} into lines; reword it")
 
 
 def code(*words: Any) -> str:
@@ -241,28 +269,29 @@ def values(hint: Any, item: dataclasses.Field[Any]) -> str:
 # The other tables
 # --------------------------------------------------------------------------------------------------
 def tasks() -> str:
-    rows = [
-        [
-            code(task.name),
-            code(task.prefix),
-            task.ability,
-            code(*task.rewards),
-            code(task.headline),
-        ]
+    """What the model does in each task, and what is made of its score."""
+    return "\n".join(
+        item(
+            f"{code(task.name)} {task.ability}. Headline metric: {code(task.headline)}. "
+            f"Rewards: {code(*task.rewards)}."
+        )
         for task in TASKS.values()
-    ]
-    return table(
-        ["task", "prefix", "what the model does", "scores that are rewards", "headline metric"],
-        rows,
     )
 
 
 def rewards() -> str:
-    rows = [
-        [code(name), code(*reward.tasks), reward.range, reward.meaning]
-        for name, reward in known_rewards().items()
-    ]
-    return table(["reward", "task", "range", "what it measures"], rows)
+    """The rewards of each task; those of several tasks have a list of their own."""
+    found = known_rewards()
+    parts = []
+    for owner in dict.fromkeys(reward.tasks for reward in found.values()):
+        parts.append(f"**{' and '.join(owner)}**\n")
+        parts += [
+            item(f"{code(name)}, {reward.range}: {reward.meaning}")
+            for name, reward in found.items()
+            if reward.tasks == owner
+        ]
+        parts.append("")
+    return "\n".join(parts[:-1])
 
 
 def rules() -> str:
@@ -304,24 +333,28 @@ def by_name(pairs: Iterable[tuple[str, str]]) -> str:
 
 def suites() -> str:
     """What each suite asks, and what its metrics mean; what two suites share is explained once."""
-    rows = []
+    parts = []
     explained: dict[tuple[str, str], str] = {}
     for suite in map(suite_class, SUITE_HEADLINES):
-        meanings: list[tuple[str, str]] = []
+        meanings: list[str] = []
         shared: dict[str, list[str]] = {}
         for name, metric in suite.metrics.items():
             first = explained.setdefault((name, metric.meaning), suite.name)
             if first == suite.name:
-                meanings.append((name, metric.meaning))
+                meanings.append(item(f"{code(name)}: {metric.meaning}"))
             else:
                 shared.setdefault(first, []).append(name)
-        cells = [
-            by_name(meanings),
-            *(f"{code(*names)}: as in {code(first)}." for first, names in shared.items()),
+        head = (
+            f"**{code(suite.name)}** (version {suite.version}, headline {code(suite.headline)}). "
+        )
+        lines = [
+            *textwrap.wrap(head + suite.summary, 118, break_on_hyphens=False),
+            "",
+            *meanings,
+            *(item(f"{code(*names)}: as in {code(first)}.") for first, names in shared.items()),
         ]
-        asks = f"{suite.summary} Headline {code(suite.headline)}, version {suite.version}."
-        rows.append([code(suite.name), asks, "<br>".join(cells)])
-    return table(["suite", "what it asks", "its metrics"], rows)
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
 
 
 def games_for() -> str:
@@ -338,23 +371,28 @@ def games_for() -> str:
 def other_words() -> str:
     """Our keys after the names that other code has for them: a list, because cells would be long."""
     notes = help_entries()["notes"]
-    lines = []
-    for key, names in help_entries()["names"].items():
-        note = f": {notes[key]}" if key in notes else ""
-        text = f"{code(*names)} → {code(key)}{note}"
-        lines += textwrap.wrap(
-            text, 118, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
-        )
-    return "\n".join(lines)
+    return "\n".join(
+        item(f"{code(*names)} → {code(key)}" + (f": {notes[key]}" if key in notes else ""))
+        for key, names in help_entries()["names"].items()
+    )
 
 
 def files(pattern: str) -> str:
     """YAML files, each with what it says of itself."""
-    rows = [
-        [f"[`{path.name}`](../{path.relative_to(REPOSITORY)})", first_comment(path)]
+    return "\n".join(
+        item(f"[`{path.name}`](../{path.relative_to(REPOSITORY)}): {first_comment(path)}")
         for path in sorted(REPOSITORY.glob(pattern))
-    ]
-    return table(["file", "what it is"], rows)
+    )
+
+
+def measured(name: str) -> str:
+    """A table of the log of tries."""
+    wanted = tries.TABLES[name]
+    return table(wanted.head, wanted.lines())
+
+
+def quickstart(is_short: bool = False) -> str:
+    return table(headlines.QUICKSTART_HEAD, headlines.quickstart_rows(is_short))
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
@@ -368,6 +406,9 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "words": other_words,
     "recipes": lambda: files("recipes/grpo_*.yaml"),
     "accelerate_configs": lambda: files("accelerate_configs/*.yaml"),
+    "quickstart": quickstart,
+    "quickstart_short": partial(quickstart, is_short=True),
+    **{name: partial(measured, name) for name in tries.TABLES},
 }
 
 

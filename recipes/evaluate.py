@@ -1,14 +1,13 @@
 """Evaluate models on fixed suites, with 95% intervals; several models are compared with the first.
 
 rookworld evaluate                                      # the packaged model
-rookworld evaluate --model_name_or_path runs/grpo_nano --suites environment policy
-rookworld evaluate --model_name_or_path rookworld-nano \
-    --model_name_or_path runs/grpo_nano --output_file runs/grpo_nano/evaluation.json
-rookworld evaluate --model_name_or_path random             # chance
-rookworld evaluate --model_name_or_path runs/grpo_nano --suites versus_model \
+rookworld evaluate runs/grpo_nano --suites environment policy
+rookworld evaluate rookworld-nano runs/grpo_nano --output_file runs/grpo_nano/evaluation.json
+rookworld evaluate random                               # chance
+rookworld evaluate runs/grpo_nano --suites versus_model \
     --opponent rookworld-nano --suite_games 200 --pgn_file games.pgn
-rookworld evaluate --suites elo --model_name_or_path rookworld-nano \
-    --model_name_or_path runs/grpo_nano                 # rated together, in one pool
+rookworld evaluate rookworld-nano runs/grpo_nano --suites elo    # rated together, in one pool
+rookworld evaluate runs/grpo_nano --json                # results for a program
 """
 
 from __future__ import annotations
@@ -16,17 +15,20 @@ from __future__ import annotations
 import rookworld_rlvr.common.machine  # noqa: F401  # before torch is loaded
 
 # isort: split
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import PartialState
 
 from rookworld_rlvr.cli.parser import StrictParser
-from rookworld_rlvr.cli.run import run_cli
+from rookworld_rlvr.cli.run import POSITIONAL, run_cli
 from rookworld_rlvr.common.errors import ConfigurationError
-from rookworld_rlvr.common.files import check_writable, naming, write_json
+from rookworld_rlvr.common.files import check_writable, json_text, naming, write_json
 from rookworld_rlvr.common.machine import machine
 from rookworld_rlvr.common.settings import each, setting
 from rookworld_rlvr.engine import EngineArguments
@@ -72,6 +74,9 @@ class EvaluateArguments(SuiteArguments):
     pgn_file: str = setting(
         "", "The PGN file that the suites' games are added to; none by default."
     )
+    json: bool = setting(
+        False, "Print the results as one JSON object, for programs; all else goes to stderr."
+    )
 
 
 GROUPS = [EvaluateArguments, ModelArguments, EngineArguments]
@@ -87,8 +92,28 @@ def check_games(args: EvaluateArguments, kinds: Iterable[type]) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = StrictParser(GROUPS)
+    parser = StrictParser(GROUPS, positional=POSITIONAL["evaluate"])
     args, model_args, engine_args = parser.parse_strictly(argv)
+    with redirect_stdout(sys.stderr) if args.json else nullcontext():
+        document = evaluate(args, model_args, engine_args, parser.values)
+    if args.json and PartialState().is_main_process:
+        print(json_text(document), end="")
+
+
+def evaluate(
+    args: EvaluateArguments,
+    model_args: ModelArguments,
+    engine_args: EngineArguments,
+    given: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Run the suites, print and write what the keys ask for; the results for a program.
+
+    Args:
+        args: The suites, and the files.
+        model_args: The models.
+        engine_args: The engine.
+        given: All keys that were given.
+    """
     check_games(args, map(suite_class, args.suites))
     state = PartialState(cpu=not torch.accelerator.is_available())
     files = {"output_file": args.output_file, "pgn_file": args.pgn_file}
@@ -141,6 +166,7 @@ def main(argv: Sequence[str]) -> None:
     ################
     # Results
     ################
+    document = results_document(results, trained_on, {"arguments": given, **machine()})
     if state.is_main_process:
         print(results_text(results))
         if args.pgn_file:
@@ -150,11 +176,9 @@ def main(argv: Sequence[str]) -> None:
                 pgn.write("\n".join(games))
             print(f"\ngames: {args.pgn_file}")
         if args.output_file:
-            write_json(
-                Path(args.output_file),
-                results_document(results, trained_on, {"arguments": parser.values, **machine()}),
-            )
+            write_json(Path(args.output_file), document)
             print(f"\nresults: {args.output_file}")
+    return document
 
 
 if __name__ == "__main__":

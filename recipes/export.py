@@ -1,7 +1,7 @@
 """Convert a model for other runtimes: ONNX by transformers, or GGUF by llama.cpp's own converter.
 
-rookworld export --model_name_or_path runs/grpo_nano --format onnx --output_file nano.onnx
-rookworld export --model_name_or_path jrahn/RookWorld-LM-124M --format gguf --output_file rookworld.gguf
+rookworld export runs/grpo_nano --format onnx --output_file nano.onnx
+rookworld export jrahn/RookWorld-LM-124M --format gguf --output_file rookworld.gguf
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 
 from rookworld_rlvr.cli.parser import StrictParser
-from rookworld_rlvr.cli.run import run_cli
+from rookworld_rlvr.cli.run import POSITIONAL, run_cli
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.common.files import check_writable
 from rookworld_rlvr.common.settings import Checked, setting
@@ -53,7 +53,7 @@ GROUPS = [ExportArguments]
 
 
 def main(argv: Sequence[str]) -> None:
-    (args,) = StrictParser(GROUPS).parse_strictly(argv)
+    (args,) = StrictParser(GROUPS, positional=POSITIONAL["export"]).parse_strictly(argv)
     file = Path(args.output_file)
     check_writable(file)
     given = {"revision": args.model_revision}

@@ -47,6 +47,7 @@ from rookworld_rlvr.training.results import (
     RESULTS,
     before_after_table,
     compared,
+    kept_text,
     write_results,
 )
 from rookworld_rlvr.training.run_folder import close_provenance, save_final, write_answers
@@ -80,8 +81,10 @@ def main(argv: Sequence[str]) -> None:
         require_truth(data, data_args.tasks, label_args.labels)
         truth = PolicyTruth.open(label_args, data.report.unlabelled)
         check_rows(len(data.train), prompts)
-        run.state.print(dry_run_text(data, training_args.rewards, truth))
-        run.print_recipe()
+        text = dry_run_text(data, training_args.rewards, truth)
+        run.state.print(text)
+        tokens = training_args.max_completion_length
+        run.end_dry_run(data, len(data.train), tokens, "\nwarning: " in text)
         return
     data = run.load_data(other_task_rows=training_args.other_task_rows)
     run.state.print(use_idle_cores())
@@ -214,12 +217,14 @@ def main(argv: Sequence[str]) -> None:
             step=step,
             steps=trainer.state.global_step,
         )
-        print(before_after_table(before, after, compared(output_dir), reach))
+        changes = compared(output_dir)
+        if run.boards:
+            run.boards.summarize(before, after, changes, step)
+        kept = kept_text(step, trainer.state.global_step, bool(training_args.guard))
         for line in pass_lines(trainer.heldout.right) if trainer.heldout.right else ():
             print(line)
-        is_start = training_args.guard and not step
-        why = ": the starting model, as no evaluated checkpoint kept the guard" if is_start else ""
-        print(f"\nmodel: {output_dir} (step {step} of {trainer.state.global_step}{why})\n")
+        print(before_after_table(before, after, changes, reach, kept))
+        print(f"\nmodel: {output_dir} (step {step} of {trainer.state.global_step})\n")
         if run.repository is not None:
             if reports:
                 write_text(output_dir / REPORT, reports.page_of([str(output_dir)]))

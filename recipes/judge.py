@@ -61,8 +61,8 @@ def main(argv: Sequence[str]) -> None:
     train = make_pairs(data.train.to_list(), count, shares, seed)
     heldout = make_pairs(data.heldout.to_list(), judge_args.heldout_pairs, shares, seed)
     if run.is_dry:
-        run.print_recipe()
         run.state.print(pairs_text(train))
+        run.end_dry_run(data, len(train), tokens=None)
         return
 
     ################

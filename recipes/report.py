@@ -1,8 +1,8 @@
 """Write an HTML report on a GRPO run, or on several side by side; it needs no network.
 
-rookworld report --run runs/grpo_nano                            # writes runs/grpo_nano/report.html
-rookworld report --run runs/a --run runs/b --output_file ab.html
-rookworld report --run runs/evolve_nano                          # the rounds of rookworld evolve
+rookworld report runs/grpo_nano                         # writes runs/grpo_nano/report.html
+rookworld report runs/a runs/b --output_file ab.html
+rookworld report runs/evolve_nano                       # the rounds of rookworld evolve
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rookworld_rlvr.cli.parser import StrictParser
-from rookworld_rlvr.cli.run import run_cli
+from rookworld_rlvr.cli.run import POSITIONAL, run_cli
 from rookworld_rlvr.common.extras import extra
 from rookworld_rlvr.common.files import check_writable, write_text
 from rookworld_rlvr.common.settings import Checked, setting
@@ -27,7 +27,7 @@ def run_faults(runs: Sequence[str], where: str) -> list[str]:
 
     if 1 <= len(runs) <= MOST_RUNS:
         return []
-    return [f"{where}: {len(runs)} folders; give 1 to {MOST_RUNS}, with --run before each"]
+    return [f"{where}: {len(runs)} folders; give 1 to {MOST_RUNS}"]
 
 
 @dataclass
@@ -37,7 +37,7 @@ class ReportArguments(Checked):
     run: list[str] = setting(
         [],
         "The folder (output_dir) of a GRPO run, finished or not, or of the rounds of rookworld evolve; "
-        "repeat --run for several.",
+        "--run may be left out, and several be given.",
         check=run_faults,
     )
     tasks_from: list[str] = setting(
@@ -61,7 +61,7 @@ def runs_of(folder: str) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> None:
-    (args,) = StrictParser(GROUPS).parse_strictly(argv)
+    (args,) = StrictParser(GROUPS, positional=POSITIONAL["report"]).parse_strictly(argv)
     from rookworld_rlvr.extras.report.page import MOST_RUNS, page
     from rookworld_rlvr.extras.report.record import read_runs
 

@@ -58,7 +58,7 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
     if absent := [task for task in data_args.tasks if not data.report.train[task]]:
         run.state.print(f"no rows of {', '.join(absent)} are trained on")
     if run.is_dry:
-        run.print_recipe()
+        run.end_dry_run(data, len(data.train), tokens=1)  # answers get what room there is
         return run.output_dir
     train_dataset = data.train.select_columns(["prompt", "completion"]).map(_end)
 

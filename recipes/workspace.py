@@ -21,7 +21,14 @@ from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.common.files import check_writable, write_json
 from rookworld_rlvr.common.settings import setting
 from rookworld_rlvr.extras.workspace.boards import has_wandb_key
-from rookworld_rlvr.training.glossary import GLOSSARY, SECTIONS, STEP, GlossaryEntry, panels
+from rookworld_rlvr.training.glossary import (
+    GLOSSARY,
+    SECTIONS,
+    STEP,
+    GlossaryEntry,
+    overview,
+    panels,
+)
 
 MISSING = (
     "wandb-workspaces is not installed, which lays out the dashboard; run "
@@ -81,20 +88,30 @@ def write(args: WorkspaceArguments) -> Path:
 # Layout
 # --------------------------------------------------------------------------------------------------
 def workspace(args: WorkspaceArguments, entity: str) -> Any:
-    """The workspace: sections in `SECTIONS`' order, the first two open."""
+    """The workspace: an overview, then sections in `SECTIONS`' order; the first three are open."""
     from wandb_workspaces import workspaces as ws
 
+    content = {"Overview": overview_panels()}
+    content |= {title: section_panels(section) for section, title in SECTIONS.items()}
     return ws.Workspace(
         entity=entity,
         project=args.project,
         name=args.name,
         sections=[
-            ws.Section(name=title, panels=section_panels(section), is_open=place < 2)
-            for place, (section, title) in enumerate(SECTIONS.items())
+            ws.Section(name=title, panels=panels_of, is_open=place < 3)
+            for place, (title, panels_of) in enumerate(content.items())
         ],
         settings=ws.WorkspaceSettings(x_axis=STEP),
         auto_generate_panels=False,
     )
+
+
+def overview_panels() -> list[Any]:
+    """The six panels to look at first: five of curves, and the boards."""
+    from wandb_workspaces.reports import v2 as wr
+
+    curves = [curve(wr, title, members) for title, members in overview()]
+    return [*curves, wr.WeavePanelSummaryTable(table_name="boards")]
 
 
 def section_panels(section: str) -> list[Any]:

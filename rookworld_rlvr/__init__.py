@@ -13,7 +13,7 @@ from typing import Any
 
 from .common import terminal
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 if os.environ.pop(terminal.STARTS, "") or os.path.basename(*sys.argv[:1] or [""]) == "rookworld":
     terminal.watch_ctrl_c()

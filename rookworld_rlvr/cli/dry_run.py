@@ -1,15 +1,22 @@
-"""What `--dry_run` prints."""
+"""What `--dry_run` prints: rows with answers, scored, and whether the recipe can run here."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
+from transformers import AutoConfig
+from trl import ModelConfig
+
+from ..common.errors import RookWorldError
+from ..common.machine import has_gpu, is_fetched, reaches_hub
 from ..common.terminal import wrapped
 from ..data.loading import LoadedData
 from ..engine.truth import PolicyTruth
+from ..models import loading
 from ..rewards.registry import known_rewards, open_rewards
 from ..rewards.trial import rewards_of
 from ..tasks.registry import TASKS
@@ -57,6 +64,42 @@ def dry_run_text(
                     seen[func][name] = given
     warnings = [warning for func, by_task in seen.items() for warning in _constant(func, by_task)]
     return "\n".join([*lines, *(f"\n{wrapped(warning)}" for warning in warnings)])
+
+
+def verdict(
+    model_args: ModelConfig,
+    prompts: Sequence[str],
+    tokens: int | None,
+    work: str,
+    has_warnings: bool = False,
+) -> str:
+    """Whether a recipe can run on this machine, and why not.
+
+    The model itself is not loaded: it must be there or on the Hub, and have positions enough.
+
+    Args:
+        model_args: The recipe's model.
+        prompts: All prompts.
+        tokens: The most of an answer; None if a model has no answers.
+        work: What the run would do, in a few words.
+        has_warnings: Whether there is something to read before it starts.
+    """
+    name = str(model_args.model_name_or_path)
+    is_here = Path(loading.resolve_model_path(name)).is_dir()
+    if not is_here and not reaches_hub(name):
+        why = f"the model {name} is on the Hub, which is not reached from here"
+        return f"this recipe cannot run here yet: {why}"
+    if is_here and tokens is not None:
+        config = AutoConfig.from_pretrained(loading.resolve_model_path(name))
+        try:
+            loading.check_lengths(config, loading.load_tokenizer(name), list(prompts), tokens)
+        except RookWorldError as error:
+            return f"this recipe cannot run: {error}"
+    where = "a GPU" if has_gpu() else "the CPU"
+    fetched = "" if is_here or is_fetched(name) else "; the model is fetched from the Hub first"
+    said = f"this recipe can run: {work}, on {where}{fetched}"
+    read = "read the warnings above, then run" if has_warnings else "run"
+    return f"{said}; {read} the same command without --dry_run"
 
 
 def _answers(

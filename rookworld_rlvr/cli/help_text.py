@@ -15,6 +15,10 @@ from ..common.terminal import width, wrapped
 _FEW = 60  # keys; of more, the help describes those that are set most often
 
 
+MODEL = "model_name_or_path"
+"""The key of the model, in recipes as in TRL's; on a command line, ``--model`` means it too."""
+
+
 @cache
 def help_entries() -> dict[str, Any]:
     """The file `assets/help.yaml`: our keys' other names, notes on them, and those to show first."""
@@ -36,6 +40,25 @@ def named_here(name: str, known: Collection[str]) -> str:
             note = help_entries()["notes"].get(key)
             return f"; here it is {key}" + (f" ({note})" if note else "")
     return close_matches(name, known) or "; --help lists the keys"
+
+
+def key_of(flag: str) -> str:
+    """The key that is meant by a word of a command line.
+
+    >>> key_of("--learning-rate"), key_of("--model")
+    ('learning_rate', 'model_name_or_path')
+    """
+    key = flag.lstrip("-").replace("-", "_")
+    return MODEL if key == "model" else key
+
+
+def spelled(key: str) -> str:
+    """A key as it is shown on a command line: the shorter name of the model's.
+
+    >>> spelled("model_name_or_path"), spelled("learning_rate")
+    ('model', 'learning_rate')
+    """
+    return "model" if key == MODEL else key
 
 
 # --------------------------------------------------------------------------------------------------
@@ -86,7 +109,10 @@ def _described(action: argparse.Action) -> str:
     """A key with its default and its description, on one line if they fit."""
     choices = f" {action.metavar}" if isinstance(action.metavar, str) else ""
     has_default = action.default not in (None, argparse.SUPPRESS, [], "")
-    head = f"  --{action.dest}{choices}" + (f" ({action.default})" if has_default else "")
+    shown = spelled(action.dest)
+    head = f"  --{shown}{choices}" + (f" ({action.default})" if has_default else "")
     text = " ".join((action.help or "").replace("%%", "%").split())
+    if shown != action.dest:
+        text += f" In recipes: {action.dest}."
     line = f"{head}  {text}"
     return line if len(line) <= width() else "\n".join([head, wrapped(f"      {text}", 6)])

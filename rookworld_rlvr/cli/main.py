@@ -28,8 +28,8 @@ from ..common.files import (
 from ..common.terminal import STARTS, drop_stdout, entry, show, wrapped
 from ..evaluation.registry import RANDOM_MOVER
 from ..models.loading import check_model_name
-from .help_text import help_entries, named_here
-from .run import MODULES, SCRIPTS, options, usual
+from .help_text import MODEL, help_entries, named_here
+from .run import MODULES, POSITIONAL, SCRIPTS, options, usual
 
 LAUNCHER = (
     *("accelerate_config", "num_processes"),
@@ -79,14 +79,16 @@ def start(command: str, line: Sequence[str]) -> None:
     Raises:
         ConfigurationError: A key, the recipe or a model's folder does not exist.
     """
-    given = dict(options(line[1:])[1:])
+    (_, strays), *options_given = options(line[1:])
+    given = dict(options_given)
     if not {"help", "-h"} & {*given, *line}:
         check_keys(Path(line[0]), given)
-        names = {*given.get("model_name_or_path", ())} - {RANDOM_MOVER}
-        if faults := [*chain(*map(check_model_name, sorted(names)))]:
+        names = {*given.get(MODEL, ()), *(strays if POSITIONAL.get(command) == MODEL else ())}
+        if faults := [*chain(*map(check_model_name, sorted(names - {RANDOM_MOVER})))]:
             raise ConfigurationError(faults)
         if said := first_line(Path(line[0]), given):
-            print(wrapped(f"rookworld {command}: {said}"), flush=True)
+            to_people = sys.stderr if "json" in given else sys.stdout  # a program reads the other
+            print(wrapped(f"rookworld {command}: {said}"), file=to_people, flush=True)
 
 
 def check_keys(script: Path, given: Mapping[str, Sequence[str]]) -> None:
@@ -129,7 +131,7 @@ def first_line(script: Path, given: Mapping[str, Sequence[str]]) -> str:
     recipe = content if "config" in line else usual(content, line)
     what = f"recipe {file}" if "config" in line else f"recipe {file.stem}, as no --config is given"
     if recipe.get("learning_rate") != content.get("learning_rate"):
-        model = line["model_name_or_path"]
+        model = line[MODEL]
         what = f"no --config is given, so {model} is trained with TRL's defaults"
         what += f" (--config {file.stem} is the packaged model's recipe)"
     name = recipe.get("name", "sweep") if script.stem == "sweep" else file.stem
@@ -138,17 +140,20 @@ def first_line(script: Path, given: Mapping[str, Sequence[str]]) -> str:
 
 
 def usage() -> str:
-    """The commands, one per line, each with the first sentence of its script."""
+    """Three examples, then the commands, each with the first sentence of its script."""
     package = Path(__file__).parents[2]
     files = SCRIPTS | {
         name: package / f"{path.replace('.', '/')}.py" for name, path in MODULES.items()
     }
     lines = {name: _first_sentence(path) for name, path in files.items()}
-    lines["recipes"] = "List the packaged recipes, or copy one: recipes copy NAME [WHERE]."
+    lines["recipes"] = (
+        "List the packaged recipes; recipes show NAME explains one, copy NAME copies it."
+    )
     more = help_entries()["usage"].format(configs=", ".join(shipped_names("accelerate_configs")))
     entries = [entry(f"  {name:<10} ", text) for name, text in lines.items()]
     head = "rookworld COMMAND [--config RECIPE] [--key value ...]"
-    return "\n".join([head, "", *entries, "", wrapped(more, 0)])
+    examples = [f"  {line}" for line in help_entries()["examples"].splitlines()]
+    return "\n".join([head, "", *examples, "", *entries, "", wrapped(more, 0)])
 
 
 def command_line(command: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -220,23 +225,37 @@ def launch(words: Sequence[str]) -> int:
 
 
 def recipes(words: Sequence[str]) -> list[str]:
-    """List the recipes with a description each, or copy one."""
-    folder, names = shipped("recipes"), shipped_names("recipes")
+    """A table of the recipes, what one of them is for, or a copy of one."""
+    from .catalogue import recipe_table, recipe_text
+
     if not words:
-        return [entry(f"{name:<20} ", first_comment(folder / f"{name}.yaml")) for name in names]
-    if words[0] != "copy" or len(words) not in (2, 3):
-        said = "rookworld recipes lists them, recipes copy NAME [WHERE] copies one"
-        raise ConfigurationError([said])
-    name = words[1].removesuffix(".yaml")
-    target = Path(*words[2:])
-    target = target if target.suffix == ".yaml" else target / f"{name}.yaml"
+        return recipe_table()
+    does, *given = words
+    if len(given) not in {"show": (1,), "copy": (1, 2)}.get(does, ()):
+        said = f"recipes {' '.join(words)}: not known; rookworld recipes lists them, recipes show NAME "
+        raise ConfigurationError(
+            [f"{said}says what one is for, recipes copy NAME [WHERE] copies it"]
+        )
+    name, names = given[0].removesuffix(".yaml"), shipped_names("recipes")
     if name not in names:
-        raise ConfigurationError([f"there is no recipe {words[1]!r}{close_matches(name, names)}"])
+        close = close_matches(name, names) or "; rookworld recipes lists them"
+        raise ConfigurationError([f"there is no recipe {given[0]!r}{close}"])
+    return recipe_text(name) if does == "show" else [str(_copied(name, Path(*given[1:])))]
+
+
+def _copied(name: str, target: Path) -> Path:
+    """Copy a recipe to a file or into a folder; the new file.
+
+    Raises:
+        ConfigurationError: There is such a file.
+    """
+    target = target if target.suffix == ".yaml" else target / f"{name}.yaml"
     if target.exists():
         raise ConfigurationError([f"{target} exists already; remove it, or name another place"])
     target.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(target, (folder / f"{name}.yaml").read_text(encoding="utf-8"))
-    return [str(target)]
+    recipe = shipped("recipes") / f"{name}.yaml"
+    replace_text(target, recipe.read_text(encoding="utf-8"))
+    return target
 
 
 def _accelerate_config(name: str) -> str:
@@ -258,12 +277,6 @@ def _usual_config() -> str:
 
 def _first_sentence(path: Path) -> str:
     return path.read_text(encoding="utf-8").split('"""')[1].split("\n\n")[0].replace("\n", " ")
-
-
-def first_comment(path: Path) -> str:
-    """A recipe's description: its comment up to the first empty line."""
-    lines = [line.removeprefix("#").strip() for line in path.read_text("utf-8").splitlines()]
-    return " ".join(lines[: lines.index("")])
 
 
 if __name__ == "__main__":  # python -m, if the shell does not find the command, as in a notebook

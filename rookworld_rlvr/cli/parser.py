@@ -22,6 +22,7 @@ from ..common.files import find_recipe, read_keys
 from ..common.settings import Bounds, kinds
 from ..common.terminal import show
 from ..tasks.registry import register_own
+from .help_text import MODEL, key_of, spelled
 from .run import command_name, options, usual
 
 
@@ -65,11 +66,18 @@ class StrictParser(TrlParser):
     Args:
         dataclass_types: As for `TrlParser`.
         default_config: The YAML recipe that is used without ``--config``.
+        positional: The key that words without one belong to, see `run.POSITIONAL`; empty if none.
     """
 
-    def __init__(self, dataclass_types: Sequence[type], default_config: Path | None = None) -> None:
+    def __init__(
+        self,
+        dataclass_types: Sequence[type],
+        default_config: Path | None = None,
+        positional: str = "",
+    ) -> None:
         super().__init__(dataclass_types, allow_abbrev=False, prog=command_name())
         self.default_config = default_config
+        self.positional = positional
         self.values: dict[str, Any] = {}
         self.recipe = ""
         self._faults: list[str] = []
@@ -93,10 +101,13 @@ class StrictParser(TrlParser):
         if asked := [at for at, word in enumerate(argv, 1) if word in ("--help", "-h")]:
             from .help_text import help_text
 
-            keys = [word.lstrip("-").replace("-", "_") for word in argv[asked[0] :]]
-            show(help_text(self.prog, self.actions, self.dataclass_types, keys))
+            keys = [*map(key_of, argv[asked[0] :])]
+            name = f"{self.prog} {self._shown_positional()}".rstrip()
+            show(help_text(name, self.actions, self.dataclass_types, keys))
             raise SystemExit(0)
         (_, strays), *given = options(argv)
+        if self.positional and strays:
+            given, strays = [(self.positional, strays), *given], []
         self._faults = [
             f"command line: {word!r} belongs to no --key{self._meant(word)}" for word in strays
         ]
@@ -182,12 +193,17 @@ class StrictParser(TrlParser):
     # --------------------------------------------------------------------------------------------
     # Values
     # --------------------------------------------------------------------------------------------
+    def _shown_positional(self) -> str:
+        """How the help shows what needs no key: ``[MODEL ...]``; empty if there is none."""
+        if not self.positional:
+            return ""
+        name = spelled(self.positional).upper()
+        return f"[{name} ...]" if list in self._forms(self.positional) else f"[{name}]"
+
     def _meant(self, word: str) -> str:
         """A clause with the key of a file or a folder that stands alone on the command line."""
-        of_folders = ["run", "model_name_or_path"] if Path(word).is_dir() else []
-        names = ["dataset_name"] if Path(word).is_file() else of_folders
-        keys = [name for name in names if name in self.actions]
-        return f"; write --{keys[0]} {word}" if keys else ""
+        key = "dataset_name" if Path(word).is_file() else MODEL if Path(word).is_dir() else ""
+        return f"; write --{spelled(key)} {word}" if key in self.actions else ""
 
     def _read_yaml(self, path: Path | None) -> dict[str, Any]:
         values: dict[str, Any] = {}

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..common.errors import EXIT_INTERRUPTED, RookWorldError
 from ..common.files import find_recipe, read_keys, shipped
+from ..common.machine import has_gpu, reaches_hub
 from ..common.terminal import drop_stdout, printable, unwatch_ctrl_c
 from ..models.loading import PACKAGED_MODEL
-from .help_text import help_entries
+from .help_text import MODEL, help_entries, key_of
 
 if TYPE_CHECKING:
     from .failures import Others
@@ -34,6 +35,10 @@ MODULES = {name: f"rookworld_rlvr.inference.{name}" for name in ("analyse", "pla
     for path in sorted(Path(__file__).parents[1].glob("extras/*/__main__.py"))
 }
 """Command → the module that it runs."""
+
+
+POSITIONAL = {"evaluate": MODEL, "export": MODEL, "report": "run"}
+"""Script → the key that words without one belong to, where only one thing can be meant."""
 
 
 NEUTRAL = ("rewards", "dataset_name", "dtype", "bf16")
@@ -67,7 +72,7 @@ def options(line: Sequence[str]) -> list[tuple[str, list[str]]]:
     for word in line:
         flag, equals, value = word.partition("=")
         if word.startswith("--"):
-            found.append((flag[2:].replace("-", "_"), [value] if equals else []))
+            found.append((key_of(flag), [value] if equals else []))
         else:
             found[-1][1].append(word)
     return found
@@ -83,9 +88,9 @@ def usual(recipe: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         recipe: The keys of the usual recipe.
         given: Those of the command line.
     """
-    if "model_name_or_path" not in recipe:
+    if MODEL not in recipe:
         return recipe
-    model, data = given.get("model_name_or_path"), str(given.get("dataset_name", ""))
+    model, data = given.get(MODEL), str(given.get("dataset_name", ""))
     has_other_model = model not in (None, PACKAGED_MODEL)
     has_own_data = bool({"/", "."} & set(data))  # a file, or on the Hub
     if not (has_other_model or has_own_data):
@@ -166,7 +171,8 @@ def _choose_devices() -> None:
     elif (count := torch.cuda.device_count()) > 1:
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         os.environ["CUDA_VISIBLE_DEVICES"] = first
-        print(f"one of {count} GPUs is used; --num_processes {count} uses all of them")
+        said = f"one of {count} GPUs is used; --num_processes {count} uses all of them"
+        print(said, file=sys.stderr)  # stdout may be read by a program
 
 
 def _keys(main: Callable[[Sequence[str]], None]) -> set[str]:
@@ -233,6 +239,10 @@ _KEPT_BY_SFT = (
 )
 
 
+_LARGER, _LARGER_MODEL = "grpo_mixed", "jrahn/RookWorld-LM-124M"  # needs a GPU, and the Hub
+_LONGER = "grpo_policy_nano"  # goes on from the packaged recipe's end, on any machine
+
+
 def next_commands(
     output_dir: Path,
     start: str,
@@ -240,7 +250,10 @@ def next_commands(
     command: str = "grpo",
     rows: int | None = None,
 ) -> str:
-    """The commands to suggest after a run: look at it, evaluate it, train on with keys of your own.
+    """The commands to suggest after a run: look at it, evaluate it, train on.
+
+    They run on this machine: nothing is from the Hub if it is not reached, no recipe in bf16 without a
+    GPU.
 
     Args:
         output_dir: The run's folder.
@@ -251,10 +264,9 @@ def next_commands(
         rows: Rows it trained on, which may be too few for a batch of the packaged model's recipe.
     """
     folder = shlex.quote(str(output_dir))
-    both = f"--model_name_or_path {shlex.quote(start)} --model_name_or_path {folder}"
-    lines = [f"evaluate {both}"]
+    lines = [f"evaluate {shlex.quote(start)} {folder}"]
     if command == "grpo" and "report" in SCRIPTS:
-        lines.insert(0, f"report --run {folder}{_typed_keys(given, ['tasks_from'])}")
+        lines.insert(0, f"report {folder}{_typed_keys(given, ['tasks_from'])}")
     if command == "sft":
         # The packaged model's recipe suits what is trained from it; others get TRL's defaults.
         usual = f" --config grpo_nano --output_dir {folder}-grpo" if start == PACKAGED_MODEL else ""
@@ -263,9 +275,11 @@ def next_commands(
         if usual and most < recipe[(key := "per_device_train_batch_size")]:
             usual += f" --{key} {most}"
         kept = _typed_keys(given, _KEPT_BY_SFT) + _rewards_for(given.get("tasks") or [])
-        lines.append(f"grpo{usual} --model_name_or_path {folder}{kept}")
-    elif start == PACKAGED_MODEL:
-        lines += ["recipes copy grpo_mixed .", "grpo --config grpo_mixed.yaml   # after your edits"]
+        lines.append(f"grpo{usual} --model {folder}{kept}")
+    elif start == PACKAGED_MODEL and has_gpu() and reaches_hub(_LARGER_MODEL):
+        lines += [f"recipes copy {_LARGER} .", f"grpo --config {_LARGER}.yaml   # after your edits"]
+    elif start == PACKAGED_MODEL and output_dir.name != _LONGER:
+        lines.append(f"grpo --config {_LONGER} --model {folder}   # trains on, for better moves")
     else:
         config, new = f"{output_dir}/resolved_config.yaml", f"{output_dir}-2"
         edited = f"grpo --config {shlex.quote(config)} --output_dir {shlex.quote(new)}"

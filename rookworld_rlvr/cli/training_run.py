@@ -17,7 +17,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from trl import ModelConfig
 
 from ..common.extras import extra
-from ..common.terminal import keep_log
+from ..common.terminal import keep_log, wrapped
 from ..data.loading import DataArguments, LoadedData, load_data
 from ..engine.truth import PolicyTruth
 from ..training.callbacks import StopOnInterrupt, print_short_lines
@@ -106,9 +106,25 @@ class TrainingRun:
         with self.state.main_process_first():
             return load_data(self.data_args, quarantine, **options)
 
-    def print_recipe(self) -> None:
-        """Print the keys that were given, as a dry run does."""
+    def end_dry_run(
+        self, data: LoadedData, rows: int, tokens: int | None, has_warnings: bool = False
+    ) -> None:
+        """Print the keys that were given, and last whether this recipe can run here.
+
+        Args:
+            data: The rows.
+            rows: Those to train on.
+            tokens: The most of an answer, None for a model without answers.
+            has_warnings: Whether there are warnings to read first.
+        """
+        from .dry_run import verdict
+
         self.state.print(f"\n{self.resolved.partition(DEFAULTS)[0]}")
+        steps, epochs = self.args.max_steps, self.args.num_train_epochs
+        length = f"{steps} steps" if steps > 0 else f"{epochs:g} epochs"
+        work = f"{length} on {rows} rows"
+        said = verdict(self.model_args, data.prompts(), tokens, work, has_warnings)
+        self.state.print(wrapped(said, 0))
 
     def open_folder(
         self, data: LoadedData, truth: PolicyTruth | None = None, carried: Sequence[str] = ()

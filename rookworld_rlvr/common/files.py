@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 
+RESOLVED_CONFIG = "resolved_config.yaml"
+"""All keys of a run, in its folder."""
+
+
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a disk without space, and of a quota or a limit."""
 
@@ -126,8 +130,12 @@ def open_to_others(path: Path) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write indented JSON, readable by people and programs."""
-    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
-    write_text(path, text + "\n")
+    write_text(path, json_text(content))
+
+
+def json_text(content: Mapping[str, Any]) -> str:
+    """Indented JSON; nan, which JSON does not have, is refused."""
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_text(path: Path, text: str) -> None:

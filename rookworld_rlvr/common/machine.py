@@ -26,6 +26,9 @@ SPINS = 20_000
 SECONDS = 0.3  # for which cores are watched
 
 
+_WEIGHTS = "model.safetensors"
+
+
 _NUMBER = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -60,6 +63,45 @@ def cores() -> int | None:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
+
+
+def has_gpu() -> bool:
+    """Whether there is a GPU that torch computes on."""
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def is_fetched(name: str) -> bool:
+    """Whether a model's weights were fetched from the Hub before."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, _WEIGHTS), str)
+
+
+def reaches_hub(name: str) -> bool:
+    """Whether a model of the Hub can be loaded here: it was fetched before, or the Hub is reached.
+
+    Nothing is asked of the Hub: a connection is opened and closed, which takes two seconds at most.
+    """
+    import socket
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies
+
+    from huggingface_hub import constants
+
+    if is_fetched(name):
+        return True
+    if constants.HF_HUB_OFFLINE:
+        return False
+    address = urlsplit(constants.ENDPOINT)
+    proxy = urlsplit(getproxies().get(address.scheme, ""))
+    host, port = proxy.hostname or address.hostname, proxy.port or address.port or 443
+    try:
+        socket.create_connection((host, port), timeout=2).close()
+    except OSError:
+        return False
+    return True
 
 
 def peak_memory() -> int:

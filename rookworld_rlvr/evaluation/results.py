@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+from ..common.files import RESOLVED_CONFIG, read_keys
 from ..common.stats import Estimate, MetricKind, Paired, estimate, paired_by_metric
 from ..common.terminal import wrapped
 from .registry import SUITE_HEADLINES, SUITES
@@ -148,12 +150,8 @@ def results_text(results: Sequence[ModelResults]) -> str:
             cells = {m: f"{_estimate(x)}{_change(changes.get(m))}" for m, x in metrics.items()}
             lines.append(f"  {short_name(model.model)}")
             lines += [f"    {key:<32}{metrics[key].n:>6}  {cell}" for key, cell in cells.items()]
-            lines += [
-                f"    goal of the author: {metric} of at least {100 * least:g}%: "
-                f"{'reached' if metrics[metric].value >= least else 'not reached'}"
-                for metric, least in SUITES.get(name, {}).get("goals", {}).items()
-                if metric in metrics and (name != "openings" or "file" in result.notes)
-            ]
+            if name != "openings" or "file" in result.notes:
+                lines += goal_lines(name, model.model, metrics)
             cell, named = cells[headline], short_name(model.model, 16)
             summary.append(f"  {f'{name} {headline}':<26} {cell:<30} {named}")
         lines.append("")
@@ -161,6 +159,36 @@ def results_text(results: Sequence[ModelResults]) -> str:
     if len(results) > 1:
         lines.append(_LEGEND.format(short_name(first.model)))
     return wrapped("\n".join([*lines, *summary]).strip())
+
+
+def goal_lines(suite: str, model: str, metrics: Mapping[str, Estimate]) -> list[str]:
+    """The goals that RookWorld's author set for the model of that name, and whether they are reached.
+
+    No other model has them, see `is_rookworld_lm`.
+    """
+    goals = SUITES.get(suite, {}).get("goals", {}) if is_rookworld_lm(model) else {}
+    return [
+        f"    goal of RookWorld's author: {metric} of at least {100 * least:g}%: "
+        f"{'reached' if metrics[metric].value >= least else 'not reached'}"
+        for metric, least in goals.items()
+        if metric in metrics
+    ]
+
+
+def is_rookworld_lm(model: str) -> bool:
+    """Whether a model is one of RookWorld-LM's, or comes from a run that started from one.
+
+    >>> is_rookworld_lm("jrahn/RookWorld-LM-124M"), is_rookworld_lm("rookworld-nano")
+    (True, False)
+    """
+    path = Path(model)
+    if path.name.lower().startswith("rookworld-lm"):
+        return True
+    for folder in (path, path.parent):  # a checkpoint is in its run's folder
+        if (file := folder / RESOLVED_CONFIG).is_file():
+            start = str(read_keys(file).get("model_name_or_path", ""))
+            return Path(start) not in (path, folder) and is_rookworld_lm(start)
+    return False
 
 
 def pool_lines(pool: Mapping[str, Mapping[str, Any]]) -> list[str]:

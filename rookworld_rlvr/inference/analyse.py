@@ -1,15 +1,18 @@
 """Ask a model about a position: candidate moves, their evaluations, the best move; or a move's result.
 
-rookworld analyse                                                     # the start position
+rookworld analyse                                             # the start position
+rookworld analyse "6k1/5ppp/8/8/8/8/8/R5K1 w - - 0 1"         # another one
 rookworld analyse --model runs/grpo_nano --moves e4 c5
-rookworld analyse --fen "6k1/5ppp/8/8/8/8/8/R5K1 w - - 0 1"
-rookworld analyse --moves e4 e5 --move g1f3                           # what the move leads to
+rookworld analyse --moves e4 e5 --move g1f3                   # what the move leads to
+rookworld analyse --json                                      # the same for a program
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,10 +20,11 @@ from typing import Any
 
 import chess
 
-from ..common.errors import EngineError
+from ..common.errors import EngineError, RookWorldError
 from ..common.terminal import printable, show
 from ..engine import EngineArguments
 from ..engine.labeller import Labeller
+from ..models.loading import PACKAGED_MODEL
 from ..tasks import positions, rules
 from ..tasks.environment import answer_fields, wrong_fields
 from ..tasks.types import MATE_CP, EnvironmentAnswer, PolicyAnswer, Values
@@ -35,17 +39,28 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--moves", nargs="+", default=[], help=played)
     asked = "ask for the state after this move; in UCI, it may be illegal"
     parser.add_argument("--move", help=asked)
+    as_json = "print one JSON object, for programs; the engine's values are in centipawns"
+    parser.add_argument("--json", action="store_true", help=as_json)
     args = parser.parse_args(argv)
-    return run("analyse", lambda: show(printable("\n".join(_answer(args)))))
+    answer = _json if args.json else lambda args: printable("\n".join(_answer(args)))
+    return run("analyse", lambda: show(answer(args)))
+
+
+def _asked(args: argparse.Namespace) -> tuple[chess.Board, str]:
+    """The position that is asked about, and the move if one is; faults show before a model is loaded."""
+    fen = " ".join(args.fen)
+    if os.path.isdir(fen) or fen == PACKAGED_MODEL:  # Path.is_dir raises for a long name
+        raise RookWorldError(f"{fen!r} is a model, not a position; write --model {fen}")
+    board = chess.Board(read_position(fen))
+    for move in re.sub(r"\d+\.+", " ", " ".join(args.moves)).split():  # without move numbers
+        board.push(read_legal_move(board, move))
+    return board, "" if args.move is None else read_move(board, args.move).uci()
 
 
 def _answer(args: argparse.Namespace) -> Iterator[str]:
-    board = chess.Board(read_position(" ".join(args.fen)))
-    for move in re.sub(r"\d+\.+", " ", " ".join(args.moves)).split():  # without move numbers
-        board.push(read_legal_move(board, move))
+    board, move = _asked(args)
     fen = board.fen()
-    if args.move is not None:
-        move = read_move(board, args.move).uci()  # faults show before a model is loaded
+    if move:
         (state,) = start(args.model).step_all([(fen, move, board.move_stack)])
         yield from simulation_lines(fen, move, args.model, state)
     else:
@@ -57,6 +72,23 @@ def _answer(args: argparse.Namespace) -> Iterator[str]:
         (reply,) = start(args.model).analyse_all([fen])
         yield from answer_lines(fen, args.model, reply, values)
         yield f"Evaluations in pawns, from the side to move. {engine}"
+
+
+def _json(args: argparse.Namespace) -> str:
+    """The same as one JSON object."""
+    board, move = _asked(args)
+    fen = board.fen()
+    found: dict[str, Any] = {"model": args.model, "fen": fen}
+    if move:
+        (state,) = start(args.model).step_all([(fen, move, board.move_stack)])
+        found |= simulation_record(fen, move, state)
+    elif ending := over(board):
+        found["over"] = ending
+    else:
+        values, engine = _values(fen)
+        (reply,) = start(args.model).analyse_all([fen])
+        found |= answer_record(fen, reply, values) | {"engine": engine}
+    return json.dumps(found, indent=2)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -106,6 +138,29 @@ def answer_lines(
         yield f"best move of Stockfish: {_san(board, best)} ({verdict(values[best])})"
 
 
+def answer_record(
+    fen: str, reply: Reply[PolicyAnswer], values: Values | None = None
+) -> dict[str, Any]:
+    """What `answer_lines` says, for a program.
+
+    ``san`` is null for an illegal move, ``pawns`` where the model named no evaluation, and all of
+    ``candidates`` and ``best_move`` are empty if the answer cannot be read: ``fault`` then says why.
+    """
+    board, answer = rules.board_of(fen), reply.record or PolicyAnswer((), (), "")
+    candidates = [
+        {"move": move, "san": _san_or_none(board, move), "pawns": pawns}
+        for move, pawns in itertools.zip_longest(answer.moves, answer.evaluations)
+        if move is not None
+    ]
+    return {
+        "text": reply.text,
+        "fault": reply.fault,
+        "candidates": candidates,
+        "best_move": answer.best_move,
+        "values": dict(values or {}),  # centipawns of every legal move
+    }
+
+
 def _table(board: chess.Board, answer: PolicyAnswer, values: Values) -> Iterator[str]:
     """The candidates; the best move is marked."""
     yield f"  {'move':<6} {'':<8} {'model':>7}  {'Stockfish' if values else ''}".rstrip()
@@ -131,8 +186,12 @@ def verdict(cp: int) -> str:
 
 def _san(board: chess.Board, move: str) -> str:
     """A move in algebraic notation, or that it is illegal."""
+    return _san_or_none(board, move) or "illegal"
+
+
+def _san_or_none(board: chess.Board, move: str) -> str | None:
     found = rules.legal_move(board, move)
-    return "illegal" if found is None else board.san(found)
+    return None if found is None else board.san(found)
 
 
 def _unreadable(name: str, reply: Reply[Any]) -> tuple[str, str]:
@@ -167,6 +226,20 @@ def simulation_lines(
         yield from _unreadable(name, reply)
     else:
         yield f"{name} is wrong in: {', '.join(wrong)}" if wrong else f"{name} is right"
+
+
+def simulation_record(fen: str, move: str, reply: Reply[EnvironmentAnswer]) -> dict[str, Any]:
+    """What `simulation_lines` says, for a program; ``said`` is null if the answer cannot be read."""
+    true, answer = rules.transition(fen, move), reply.record
+    return {
+        "move": move,
+        "san": _san_or_none(rules.board_of(fen), move),
+        "text": reply.text,
+        "fault": reply.fault,
+        "said": None if answer is None else answer_fields(answer),
+        "right": answer_fields(true),
+        "wrong": [] if answer is None else [*wrong_fields(answer, true)],
+    }
 
 
 def board_text(board: chess.Board, below: chess.Color = chess.WHITE) -> str:

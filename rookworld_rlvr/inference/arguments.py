@@ -7,6 +7,7 @@ import io
 import signal
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import chess
 
@@ -16,11 +17,33 @@ from ..common.terminal import drop_stdout, printable, wrapped
 from ..models.loading import PACKAGED_MODEL, PLAYING_MODEL, check_model_name
 from .model import RookWorld
 
+_ALONE = "alone"
 
-def model_parser(
-    command: str, about: str, fen: str = "", several: str = ""
-) -> argparse.ArgumentParser:
+
+class ModelParser(argparse.ArgumentParser):
+    """A parser that takes one thing without its option, before, between or after the options.
+
+    Attributes:
+        without_option: What that is: ``fen`` or ``model``.
+    """
+
+    without_option = "model"
+
+    def parse_args(self, *args: Any, **kwargs: Any) -> Any:
+        """Read the options; what stood alone is put where its option would be."""
+        parsed = self.parse_intermixed_args(*args, **kwargs)
+        if alone := parsed.__dict__.pop(_ALONE):
+            takes_one = isinstance(self.get_default(self.without_option), str)
+            if takes_one and len(alone) > 1:
+                self.error(f"one {self.without_option} is taken; leave {' '.join(alone[1:])!r} out")
+            setattr(parsed, self.without_option, alone[0] if takes_one else alone)
+        return parsed
+
+
+def model_parser(command: str, about: str, fen: str = "", several: str = "") -> ModelParser:
     """A parser for a command of `rookworld` with ``--model``, and ``--fen`` if a help is given.
+
+    The FEN may stand alone, without its option; without ``--fen``, the model may.
 
     Args:
         command: Its name.
@@ -28,7 +51,7 @@ def model_parser(
         fen: The help of ``--fen``.
         several: What to say of several models; empty for a command that takes one.
     """
-    parser = argparse.ArgumentParser(
+    parser = ModelParser(
         f"rookworld {command}",
         description=wrapped(about),
         allow_abbrev=False,
@@ -46,6 +69,10 @@ def model_parser(
         start = chess.STARTING_FEN.split()
         help = f"{fen} (default: the start position)"
         parser.add_argument("--fen", nargs="+", default=start, help=help)
+        parser.without_option = "fen"
+    alone = parser.without_option
+    what = f"the same as --{alone}, which may be left out"
+    parser.add_argument(_ALONE, nargs="*", metavar=alone.upper(), help=what)
     return parser
 
 

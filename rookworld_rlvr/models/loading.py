@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from fnmatch import filter as matching
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,7 @@ import chess
 
 from ..common.errors import RookWorldError
 from ..common.files import asset_path, is_hub_id, shipped_names
+from ..common.machine import is_fetched, reaches_hub
 
 if TYPE_CHECKING:  # libraries are imported where they are used: to check a name takes none
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -27,6 +30,12 @@ PLAYING_MODEL = "rookworld-games"
 
 
 PACKAGED_MODELS = (PACKAGED_MODEL, PLAYING_MODEL)
+
+
+_BARE = re.compile(r"[\w.-]+")  # a name on the Hub without its owner
+
+
+_PATIENCE_S = 5.0  # for the Hub's answer
 
 
 # Files of weights, and the pickles that hold the same.
@@ -72,6 +81,9 @@ def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[
         ]
     if is_hub_id(name) and not path.exists():
         return []
+    is_bare = bool(_BARE.fullmatch(name)) and not path.exists()  # such as gpt2
+    if is_bare and _is_on_hub(name):
+        return []
     recipe = ""
     if path.parent == Path("runs") and path.name in shipped_names("recipes"):
         command = f"rookworld {path.name.split('_')[0]} --config recipes/{path.name}.yaml"
@@ -81,11 +93,28 @@ def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[
     models = chain(Path().glob("*/config.json"), Path().glob("*/*/config.json"))
     folders = (str(path.parent) for path in models)
     close = difflib.get_close_matches(name, [*PACKAGED_MODELS, *folders], n=1)
-    meant = f"; did you mean {close[0]}?" if close else ""
+    no_hub = "; the Hub has no such model, or is not reached" if is_bare else ""
+    meant = f"; did you mean {close[0]}?" if close else no_hub
     return [
         f"{key}: there is no folder {name!r} in {Path.cwd()}, and it is neither "
         f"{' nor '.join(PACKAGED_MODELS)} nor a Hub id (owner/name){meant}{recipe}"
     ]
+
+
+@cache
+def _is_on_hub(name: str) -> bool:
+    """Whether the Hub has a model of that name, or its weights were fetched before."""
+    from huggingface_hub import HfApi
+
+    if not reaches_hub(name):
+        return False
+    if is_fetched(name):
+        return True
+    try:
+        HfApi().model_info(name, timeout=_PATIENCE_S)
+    except Exception:  # errors of the HTTP library too, whichever it is
+        return False
+    return True
 
 
 def pickled(files: Iterable[str]) -> str | None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import html
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import chess.svg
@@ -89,6 +89,14 @@ def policy_board(fen: str, answer: PolicyAnswer | NotationError, values: Values 
         answer: What the model wrote, or why it cannot be read.
         values: Values of all legal moves; without them the engine's move is not drawn.
     """
+    arrows, words = policy_arrows(fen, answer, values)
+    return position_board(fen, arrows, caption=words)
+
+
+def policy_arrows(
+    fen: str, answer: PolicyAnswer | NotationError, values: Values | None
+) -> tuple[list[Arrow], str]:
+    """The arrows and the caption of a policy answer, see `policy_board`."""
     best = max(values, key=values.__getitem__) if values else None
     arrows = []
     if isinstance(answer, NotationError):
@@ -106,7 +114,7 @@ def policy_board(fen: str, answer: PolicyAnswer | NotationError, values: Values 
             words += ": best" if best == answer.best_move else f", engine {best}"
     if best is not None:
         arrows.insert(0, arrow(best, TRUTH))
-    return position_board(fen, arrows, caption=words)
+    return arrows, words
 
 
 def environment_board(
@@ -189,11 +197,52 @@ def draw_board(
     below: chess.Color,
     arrows: Iterable[Arrow] = (),
     fill: dict[chess.Square, str] | None = None,
+    *,
+    last: chess.Move | None = None,
+    dots: Iterable[chess.Square] = (),
 ) -> str:
+    """A board with its coordinates inside the outer squares, as on lichess.org.
+
+    Args:
+        board: The pieces.
+        below: The side at the bottom.
+        arrows: Drawn over the pieces.
+        fill: Square → the colour that it is filled with.
+        last: A move whose squares are marked.
+        dots: Squares that get a dot.
+    """
     drawn = chess.svg.board(
-        board, orientation=below, fill=fill or {}, arrows=arrows, size=_SIDE, coordinates=False
+        board,
+        orientation=below,
+        lastmove=last,
+        fill=fill or {},
+        arrows=arrows,
+        size=_SIDE,
+        coordinates=False,
     )
+    marks = [*_coordinates(below), *(_dot(square, below) for square in dots)]
+    drawn = drawn.replace("</svg>", f"{''.join(marks)}</svg>")
     return _STYLE.sub(_as_attributes, _NEEDLESS.sub("", drawn))
+
+
+def _coordinates(below: chess.Color) -> Iterator[str]:
+    """The ranks in the squares at the left, the files in those at the bottom."""
+    for place in range(8):
+        rank, file = (7 - place, place) if below else (place, 7 - place)
+        top, left = place * chess.svg.SQUARE_SIZE, place * chess.svg.SQUARE_SIZE
+        yield _coordinate(chess.RANK_NAMES[rank], 2, top + 12)
+        yield _coordinate(chess.FILE_NAMES[file], left + 37, _SIDE - 3)
+
+
+def _coordinate(name: str, x: int, y: int) -> str:
+    return f'<text x="{x}" y="{y}" font-family="sans-serif" font-size="12" fill="#5b3510">{name}</text>'
+
+
+def _dot(square: chess.Square, below: chess.Color) -> str:
+    file, rank = chess.square_file(square), chess.square_rank(square)
+    column, row = (file, 7 - rank) if below else (7 - file, rank)
+    x, y = ((place + 0.5) * chess.svg.SQUARE_SIZE for place in (column, row))
+    return f'<circle cx="{x}" cy="{y}" r="7" fill="#14532d" opacity="0.55"/>'
 
 
 def _as_attributes(style: re.Match[str]) -> str:

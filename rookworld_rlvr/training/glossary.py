@@ -98,6 +98,12 @@ def panels(section: str) -> list[tuple[str, list[GlossaryEntry]]]:
     ]
 
 
+def overview() -> list[tuple[str, list[GlossaryEntry]]]:
+    """The panels of a dashboard's first section, beside its boards."""
+    by_key = {metric.key: metric for metric in GLOSSARY}
+    return [(title, [by_key[key] for key in keys]) for title, keys in _CONTENT["overview"].items()]
+
+
 _OTHER_TASK = GlossaryEntry("eval/<task>/<metric>", "A held-out metric of a task of your own.")
 
 

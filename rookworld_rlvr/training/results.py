@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..common.files import RESOLVED_CONFIG as RESOLVED_CONFIG
 from ..common.files import read_json_lines, replace_text
 from ..common.stats import Estimate, Paired
 from ..common.terminal import wrapped
 from ..tasks.metrics import Results, compare, headline, headlines
 
 # Files of a run's folder.
-RESOLVED_CONFIG = "resolved_config.yaml"
 PROVENANCE = "provenance.json"
 HELDOUT_BEFORE = "heldout_before.json"
 HELDOUT_PASS = "heldout_pass.json"  # counts of right samples, before and after training
@@ -38,14 +38,18 @@ def before_after_table(
     after: Results,
     pairs: Mapping[str, Paired] | None = None,
     limits: Limits | None = None,
+    kept: str = "",
 ) -> str:
     """Metric, before, after, change, and the 95% intervals, as text; shares change in points.
+
+    Below the table a sentence says what that means, see `outcome`.
 
     Args:
         before: Results before training.
         after: Results of the same rows after it.
         pairs: The comparison row by row, see `compared`.
         limits: See `tasks.metrics.limits`.
+        kept: Which weights were kept, a clause.
     """
     lines = [f"{'held-out metric':<24}{'n':>5}{'before':>7}{'after':>7}{'change':>7}"]
     lines[0] += "  95% intervals before, after"
@@ -61,8 +65,8 @@ def before_after_table(
             name = ""
         lines.append(f"{name:<24}{new.n:>5}{first:>7}{then:>7}{change:>7}  {was:<13} {now}")
     lines += ["", *limit_lines(limits)] if limits else []
-    if said := verdicts(before, after, pairs or {}):
-        lines += ["", *map(wrapped, said)]
+    if said := outcome(before, after, pairs or {}, kept):
+        lines += ["", wrapped(said, 0)]
     return "\n".join(lines)
 
 
@@ -70,10 +74,10 @@ def limit_lines(limits: Limits) -> list[str]:
     """What random and the best answers to the same rows get, a line each.
 
     >>> limit_lines({"policy/expected_score": (0.385, 0.5512)})
-    ['policy/expected_score: 38.5% by random answers to these rows, 55.1% by the best']
+    ['policy/expected_score: on these rows random answers would get 38.5%, the best answers 55.1%']
     """
     return [
-        f"{name}: {low:.1%} by random answers to these rows, {high:.1%} by the best"
+        f"{name}: on these rows random answers would get {low:.1%}, the best answers {high:.1%}"
         for name, (low, high) in limits.items()
     ]
 
@@ -91,24 +95,79 @@ def compared(folder: Path) -> dict[str, Paired]:
 
 
 def verdicts(before: Results, after: Results, pairs: Mapping[str, Paired]) -> list[str]:
-    """A sentence for each headline whose change may be chance, and one if nothing was gained.
+    """A sentence for each headline on how it changed, and one if nothing was gained.
 
     Args:
         before: Results before training.
         after: Results after it.
         pairs: The comparison row by row.
     """
-    lines = []
-    for name in headlines().values():
-        if name in before and name in pairs and pairs[name].is_tie:
-            pair, change = pairs[name], after[name].value - before[name].value
-            lines.append(
-                f"{name} is a tie: the change of {100 * change:+.1f} points may be chance (95% interval "
-                f"[{100 * pair.low:+.1f}, {100 * pair.high:+.1f}], p = {pair.p:.2g})."
-            )
+    lines = [f"{change}." for change in _changes(before, after, pairs)]
     if headline(after) <= headline(before):
-        lines.append("The saved model is no better than the starting model.")
+        lines.append(_NO_BETTER)
     return lines
+
+
+def outcome(before: Results, after: Results, pairs: Mapping[str, Paired], kept: str = "") -> str:
+    """What a run improved, by how much, and which weights were kept.
+
+    Args:
+        before: Results before training.
+        after: Results after it.
+        pairs: The comparison row by row.
+        kept: Which weights were kept, a clause; empty if there was no choice.
+    """
+    said = "; ".join(_changes(before, after, pairs))
+    said = f"{kept}: {said}." if kept else f"{said}."
+    return said if headline(after) > headline(before) else f"{said} {_NO_BETTER}"
+
+
+def kept_text(step: int, steps: int, has_guard: bool) -> str:
+    """A clause that says which weights of a run were kept.
+
+    Args:
+        step: The optimiser step of these weights.
+        steps: Those that the run took.
+        has_guard: Whether it had a `guard`, which may keep the start.
+
+    >>> kept_text(120, 150, False)
+    'The weights of step 120 of 150 are kept'
+    """
+    if step == steps:
+        return f"The weights of the last step, {steps}, are kept"
+    if has_guard and not step:
+        return "The starting model is kept, as no evaluated checkpoint kept the guard"
+    return f"The weights of step {step} of {steps} are kept"
+
+
+_NO_BETTER = "The saved model is no better than the starting model."
+
+
+def _changes(before: Results, after: Results, pairs: Mapping[str, Paired]) -> list[str]:
+    """A clause for each headline that was measured before and after."""
+    return [
+        _changed(name, after[name].value - before[name].value, pairs.get(name))
+        for name in headlines().values()
+        if name in before and name in after
+    ]
+
+
+def _changed(name: str, change: float, pair: Paired | None) -> str:
+    """A clause on the change of a headline; without `pair` it is not known whether it may be chance.
+
+    >>> _changed("environment/exact", 0.413, Paired(0.413, 0.38, 0.445, 1e-9, 926))
+    'environment/exact rose by 41.3 points (95% interval [+38.0, +44.5])'
+    """
+    moved = f"{name} {'rose' if change > 0 else 'fell'} by {abs(100 * change):.1f} points"
+    if pair is None:
+        return moved
+    interval = f"95% interval [{100 * pair.low:+.1f}, {100 * pair.high:+.1f}]"
+    if math.isnan(pair.low):
+        interval = "no interval: too few rows"
+    if pair.is_tie:
+        may_be = f"{name} is a tie: the change of {100 * change:+.1f} points may be chance"
+        return f"{may_be} ({interval}, p = {pair.p:.2g})"
+    return f"{moved} ({interval})"
 
 
 def write_results(path: Path, sides: Mapping[str, Results], **extra: Any) -> None:

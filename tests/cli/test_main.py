@@ -33,7 +33,11 @@ def test_every_script_is_a_command_and_says_what_it_does(monkeypatch: pytest.Mon
     for name in (*SCRIPTS, *MODULES):
         (line,) = [line for line in text.splitlines() if line.startswith(f"  {name} ")]
         assert line.endswith("."), "a sentence"
-    for listed in (usage(), *recipes([])):
+    examples = usage().split("\n\n")[1].splitlines()
+    assert [line.split()[:2] for line in examples] == [
+        ["rookworld", name] for name in ("grpo", "report", "analyse")
+    ]
+    for listed in (usage(), "\n".join(recipes([]))):
         assert max(map(len, listed.splitlines())) <= 80, listed
 
 
@@ -44,6 +48,10 @@ def test_every_script_is_a_command_and_says_what_it_does(monkeypatch: pytest.Mon
         (["grpo", "--num_processes"], "--num_processes: '' is not one value"),
         (["grpo", "--accelerate_config", "gpus"], "'gpus' is not a file or one of cpu, "),
         (["recipes", "copy", "grpo_mix"], "no recipe 'grpo_mix'; did you mean grpo_mixed"),
+        (["recipes", "show", "xyz"], "no recipe 'xyz'; rookworld recipes lists them"),
+        (["recipes", "show"], "recipes show: not known; rookworld recipes lists them"),
+        (["evaluate", "runs/no"], "there is no folder 'runs/no'"),
+        (["export", "--model", "runs/no"], "there is no folder 'runs/no'"),
         (["recipes", "copy", "grpo_nano", "/proc"], "cannot use '/proc/grpo_nano.yaml' (No such"),
         (["recipes", "copy", "grpo_nano", "/proc/no/x.yaml"], "cannot use '/proc/no' (No such"),
         (["recipes", "copy", "grpo_nano", "/dev/null"], "cannot use '/dev/null' (File exists)"),
@@ -113,10 +121,27 @@ def test_a_signal_stops_two_processes_after_the_same_step(who: str, tmp_path: Pa
     assert len(list(checkpoint.glob("rng_state_*.pth"))) == 2, "both processes saved their part"
 
 
-def test_recipes_are_listed_and_copied_but_never_over_another(tmp_path: Path) -> None:
-    listed = recipes([])
-    assert {line.split()[0] for line in listed} == {path.stem for path in RECIPES.glob("*.yaml")}
-    assert all(len(line.split()) > 5 for line in listed), "each with a sentence"
+def test_recipes_are_a_table_and_each_is_explained() -> None:
+    head, *lines = recipes([])
+    rows = [line.split(maxsplit=4) for line in lines[: lines.index("")]]
+    assert head.split() == ["name", "model", "on", "minutes", "needs"]
+    assert {row[0] for row in rows} == {path.stem for path in RECIPES.glob("*.yaml")}
+    by_name = {row[0]: row[1:] for row in rows}
+    assert by_name["grpo_nano"] == ["rookworld-nano", "CPU", "2", "-"]
+    assert by_name["grpo_rookworld"][1:] == ["GPU", "-", "the Hub, Stockfish"]
+    assert by_name["grpo_fill_in_judge"][-1] == "sft_fill_in, judge_fill_in", "what runs first"
+    assert by_name["sft_nano"][-1] == "runs/untrained", "no recipe makes it"
+    assert by_name["sweep_environment"][0] == "RookWorld-LM-124M", "that of the recipe it varies"
+    for name in by_name:
+        text = "\n".join(recipes(["show", name]))
+        assert "\n  rookworld " in text, "its command, on a line of its own"
+        assert "Minutes:" not in text and f"recipes copy {name} copies it" in text
+    shown = "\n".join(recipes(["show", "grpo_policy_nano.yaml"]))
+    assert shown.startswith("GRPO for better moves with the packaged model")
+    assert "minutes   14 (two fast cores; twice that on slow ones)" in shown
+
+
+def test_recipes_are_copied_but_never_over_another(tmp_path: Path) -> None:
     (path,) = recipes(["copy", "grpo_mixed", str(tmp_path / "mine")])
     assert Path(path).read_text() == (RECIPES / "grpo_mixed.yaml").read_text()
     with pytest.raises(ConfigurationError, match="exists"):

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from rookworld_rlvr.cli import parser
+from rookworld_rlvr.cli.run import POSITIONAL
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.training import config
 
@@ -126,13 +127,44 @@ def test_a_list_may_be_given_as_words() -> None:
     assert value_of("optim_target_modules", *words) == ["attn", "mlp"]
 
 
+def test_the_model_has_one_spelling_and_keeps_the_older_one(capsys: Any) -> None:
+    for words in ("--model ann/big", "--model=ann/big", "--model_name_or_path ann/big"):
+        assert value_of("model_name_or_path", *words.split()) == "ann/big"
+    with pytest.raises(SystemExit):
+        grpo().parse_strictly(["--help", "model"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.startswith("--model ") and "In recipes: model_name_or_path." in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "models"),
+    [
+        ("rookworld-nano random", ["rookworld-nano", "random"]),
+        ("rookworld-nano --model random", ["rookworld-nano", "random"]),
+        ("--model rookworld-nano --model random", ["rookworld-nano", "random"]),
+        ("--suites policy", ["rookworld-nano"]),
+    ],
+)
+def test_what_can_mean_one_thing_only_needs_no_key(line: str, models: list[str]) -> None:
+    made = parser.StrictParser(recipe("evaluate").GROUPS, positional=POSITIONAL["evaluate"])
+    _, model_args, _ = made.parse_strictly(line.split())
+    assert model_args.model_name_or_path == models
+
+
+@pytest.mark.parametrize("command", POSITIONAL)
+def test_what_needs_no_key_is_a_key_and_in_the_help(command: str, tmp_path: Path) -> None:
+    said = script(f"{command}.py", "--help", cwd=tmp_path).stdout.splitlines()[0]
+    name = {"report": "RUN ...", "evaluate": "MODEL ...", "export": "MODEL"}[command]
+    assert said.startswith(f"rookworld {command} [{name}] [--config RECIPE]")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ("--max_steps 3 4", "--max_steps takes one value; leave '4' out"),
         ("learning_rate=1e-5", "'learning_rate=1e-5' belongs to no --key"),
         ("rows.jsonl", "; write --dataset_name rows.jsonl"),
-        ("thesis", "; write --model_name_or_path thesis"),
+        ("thesis", "; write --model thesis"),
         ("--config recipe.yaml", "recipe.yaml: .*max_steps.*: invalid int value: 'ten'"),
         ("--config recipy.yaml", "did you mean .*recipe.yaml"),
         ("--report_to tensorboard", "report_to: tensorboard is not installed, or"),

@@ -194,7 +194,7 @@ def test_without_a_launcher_one_gpu_of_several_is_used(monkeypatch: Any, capsys:
         with pytest.raises(SystemExit):
             run_cli(lambda argv: None)
         assert own["CUDA_VISIBLE_DEVICES"] == devices
-        assert ("--num_processes 8" in capsys.readouterr().out) is not bool(launcher)
+        assert ("--num_processes 8" in capsys.readouterr().err) is not bool(launcher)
 
 
 START = """

@@ -2,15 +2,17 @@
 
 import os
 import re
+import socket
 import sys
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from huggingface_hub import constants
 
 from rookworld_rlvr.cli.run import SCRIPTS
-from rookworld_rlvr.common.machine import SPINS, use_idle_cores
+from rookworld_rlvr.common.machine import SPINS, reaches_hub, use_idle_cores
 
 from ..support import RECIPES, ran
 
@@ -68,3 +70,18 @@ def test_a_script_says_so_before_torch_is_loaded(script: str) -> None:
     lines = re.findall("^(?:from|import) .*", (RECIPES / f"{script}.py").read_text(), re.M)
     assert lines[0] == "from __future__ import annotations"
     assert "rookworld_rlvr.common.machine" in lines[1]
+
+
+def test_the_hub_is_reached_if_something_listens_and_it_is_not_switched_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("urllib.request.getproxies", dict)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        assert reaches_hub("ann/big")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert not reaches_hub("ann/big")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    assert not reaches_hub("ann/big"), "nobody listens there any more"

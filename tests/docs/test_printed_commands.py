@@ -24,11 +24,10 @@ NOT_RUN = {
     "rookworld workspace --output_file workspace.json": "tests/extras/workspace runs it",
     "rookworld sweep --config sweep_nano --count 8": "tests/extras/sweep runs it",
     "rookworld sweep --config sweep_nano --count 12": "the same",
-    "rookworld export --model_name_or_path runs/grpo_nano --format onnx --output_file nano.onnx": (
+    "rookworld export runs/grpo_nano --format onnx --output_file nano.onnx": (
         "tests/recipes/test_export.py runs it, where its packages are"
     ),
-    "rookworld export --model_name_or_path jrahn/RookWorld-LM-124M --format gguf --output_file "
-    "rookworld.gguf": "the same",
+    "rookworld export jrahn/RookWorld-LM-124M --format gguf --output_file rookworld.gguf": "the same",
 }
 """What the tests do not run, and why; the commands of an audit are run by its own tests."""
 
@@ -61,7 +60,7 @@ def test_after_sft_the_same_rows_are_suggested() -> None:
     given = {"dataset_name": "my rows.txt", "tasks": ["environment"], "max_steps": 3}
     given["max_completion_length"] = "137"
     of_mine = partial(next_commands, Path("runs/mine"), "rookworld-nano")
-    words = "grpo --config grpo_nano --output_dir runs/mine-grpo --model_name_or_path runs/mine "
+    words = "grpo --config grpo_nano --output_dir runs/mine-grpo --model runs/mine "
     words += "--dataset_name 'my rows.txt' --tasks environment --max_completion_length 137"
     assert of_mine(given, "sft").splitlines()[-1].endswith(words)
     text = of_mine({**given, "tasks": ["policy", "fill_in"]}, "sft")
@@ -70,6 +69,26 @@ def test_after_sft_the_same_rows_are_suggested() -> None:
     text = of_mine({}, "sft", rows=15)
     assert "--output_dir runs/mine-grpo --per_device_train_batch_size 120 --model" in text
     assert "--per_device_train_batch_size" not in of_mine({}, "sft", rows=16)
+
+
+def test_what_comes_next_runs_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def last(folder: str = "runs/grpo_nano", start: str = "rookworld-nano") -> str:
+        return next_commands(Path(folder), start, {}).splitlines()[-1].split("rookworld ", 1)[1]
+
+    for has_gpu in (True, False):
+        for reaches_hub in (True, False):
+            where = {"has_gpu": has_gpu, "reaches_hub": reaches_hub}
+            for name, answer in where.items():
+                monkeypatch.setattr(
+                    f"rookworld_rlvr.cli.run.{name}", lambda *_, answer=answer: answer
+                )
+            if all(where.values()):
+                assert last().startswith("grpo --config grpo_mixed.yaml ")
+            else:
+                assert last().startswith("grpo --config grpo_policy_nano --model runs/grpo_nano ")
+    of_that = last("runs/grpo_policy_nano")
+    assert of_that.startswith("grpo --config runs/grpo_policy_nano/resolved_config.yaml ")
+    assert last("runs/b", "runs/a").startswith("grpo --config runs/b/resolved_config.yaml ")
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """`rookworld analyse`: what it says of positions and moves, and what it refuses."""
 
+import json
+
 import chess
 import pytest
 
@@ -49,6 +51,29 @@ def test_what_cannot_be_asked_is_said_and_no_error(capsys, monkeypatch) -> None:
 
     monkeypatch.setattr("rookworld_rlvr.engine.pool.find_engine", none)
     assert "Stockfish: not asked (no chess engine found: install one)" in said(capsys)
+
+
+def test_a_fen_may_stand_alone_and_a_model_may_not(capsys, monkeypatch, tmp_path) -> None:
+    stalemate = "7k/5Q2/6K1/8/8/8/8/8 b - - 0 1"
+    for words in ([stalemate], stalemate.split(), ["--model", "rookworld-nano", stalemate]):
+        assert said(capsys, *words).startswith(f"{stalemate}\n")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    for name in ("rookworld-nano", "run"):
+        assert main([name]) == 2
+        assert f"is a model, not a position; write --model {name}" in capsys.readouterr().err
+
+
+def test_a_program_gets_json(capsys, stockfish: str) -> None:
+    found = json.loads(said(capsys, "--json", "6k1/5ppp/8/8/8/8/8/R5K1 w - - 0 1"))
+    assert found["values"]["a1a8"] == 99_999 and found["engine"].startswith("Stockfish")
+    assert [one["move"] for one in found["candidates"]] == found["text"].split()[1:5]
+    assert all(one["san"] is None or one["move"] in found["values"] for one in found["candidates"])
+    found = json.loads(said(capsys, *"--json --moves e4 --move e5".split()))
+    wrong = {name for name, right in found["right"].items() if found["said"][name] != right}
+    assert (found["san"], {*found["wrong"]}) == ("e5", wrong)
+    found = json.loads(said(capsys, "--json", "7k/5Q2/6K1/8/8/8/8/8 b - - 0 1"))
+    assert found["over"] == "stalemate" and "candidates" not in found
 
 
 def test_faults_are_one_message_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:

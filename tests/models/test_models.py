@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import HfApi
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import get_peft_model
@@ -42,6 +43,25 @@ def test_a_name_that_is_no_model_says_what_it_is(tmp_path: Path, monkeypatch: An
         (fault,) = loading.check_model_name(name)
         assert said in fault
     assert loading.check_model_name("jrahn/grpo_model") == []
+
+
+def test_a_name_without_an_owner_is_looked_up_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model_info(self: HfApi, name: str, **_: object) -> None:
+        if name != "gpt2":
+            raise OSError("404")
+
+    monkeypatch.setattr(HfApi, "model_info", model_info)
+    monkeypatch.setattr(loading, "reaches_hub", lambda name: True)
+    loading._is_on_hub.cache_clear()
+    assert loading.check_model_name("gpt2") == []
+    (fault,) = loading.check_model_name("gpt2-tiniest")
+    assert "there is no folder 'gpt2-tiniest'" in fault and "the Hub has no such model" in fault
+    (fault,) = loading.check_model_name("runs/gpt2")
+    assert "the Hub has no" not in fault, "a path"
+    monkeypatch.setattr(loading, "reaches_hub", lambda name: False)
+    loading._is_on_hub.cache_clear()
+    (fault,) = loading.check_model_name("gpt2")
+    assert "or is not reached" in fault
 
 
 @settings(max_examples=50)

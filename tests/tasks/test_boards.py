@@ -2,6 +2,7 @@
 
 from xml.etree import ElementTree
 
+import chess
 import chess.svg
 
 from rookworld_rlvr.tasks import boards
@@ -30,7 +31,17 @@ def environment_boards(completion: str) -> str:
 
 
 def words(picture: str) -> str:
-    return " ".join(text.text or "" for text in read(picture).iter(f"{SVG}text"))
+    """The captions: what is written in a picture, but outside of its boards."""
+    return " ".join(text.text or "" for text in read(picture).findall(f"{SVG}text"))
+
+
+def coordinates(picture: str) -> dict[str, set[str]]:
+    """What is written inside the boards, with the squares in which it stands as with White below."""
+    found: dict[str, set[str]] = {}
+    for board in read(picture).iter(f"{SVG}svg"):
+        for text in board.findall(f"{SVG}text") if board.get("viewBox") == "0 0 360 360" else ():
+            found.setdefault(text.text or "", set()).add(square(text.get("x"), text.get("y")))
+    return found
 
 
 def pieces(picture: str) -> int:
@@ -58,6 +69,31 @@ def test_it_is_seen_from_the_side_to_move() -> None:
     # With Black below, a4 is where h5 is with White below, and a2, where the head begins, where h7 is.
     assert square(line.get("x1"), line.get("y1")) == "h5"
     assert square(line.get("x2"), line.get("y2")) == "h7"
+
+
+def test_a_board_has_its_coordinates_from_either_side() -> None:
+    white = coordinates(boards.position_board(BLACK.replace(" b ", " w ")))
+    assert white["a"] == {"a1"} and white["h"] == {"h1"}
+    assert white["1"] == {"a1"} and white["8"] == {"a8"} and len(white) == 16
+    black = coordinates(boards.position_board(BLACK))  # h8 is where a1 is with White below
+    assert black["h"] == black["8"] == {"a1"} and black["a"] == {"h1"} and black["1"] == {"a8"}
+
+
+def test_a_board_marks_the_last_move_and_where_a_piece_can_go() -> None:
+    plain = boards.draw_board(chess.Board(), chess.WHITE)
+    picture = boards.draw_board(
+        chess.Board(), chess.WHITE, last=chess.Move.from_uci("a2a4"), dots=[chess.E4]
+    )
+    dots = [c for c in read(picture).iter(f"{SVG}circle") if c.get("opacity") == "0.55"]
+    assert [square(dot.get("cx"), dot.get("cy")) for dot in dots] == ["e4"]
+    changed = set(read_fills(picture).items()) - set(read_fills(plain).items())
+    assert {where for where, _ in changed} == {"a2", "a4"}
+
+
+def read_fills(picture: str) -> dict[str, str]:
+    """The colour of each square."""
+    rects = read(picture).iter(f"{SVG}rect")
+    return {square(rect.get("x"), rect.get("y")): rect.get("fill") or "" for rect in rects}
 
 
 def test_a_policy_answer_has_its_moves_and_the_engine_s_best_and_an_illegal_one_is_red() -> None:

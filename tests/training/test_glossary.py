@@ -56,6 +56,7 @@ def test_every_number_over_steps_has_one_panel() -> None:
     assert len(set(shown)) == len(shown)
     ends = {"time/train", "time/samples_per_second", "time/steps_per_second", glossary.STEP}
     ends |= {"train/loss_mean", "train/total_flos", "eval/other/<task>/<metric>"}
+    ends |= {"eval/change/<task>/<metric>/<side>", "train/kept_step"}  # in the summary
     assert set(shown) == {m.key for m in GLOSSARY if not m.is_table} - ends
     for section in SECTIONS:
         for title, members in glossary.panels(section):

@@ -39,7 +39,7 @@ def test_references_are_right_and_those_of_other_rows_wrong(packaged: LoadedData
 def test_the_table_of_a_run() -> None:
     before, after = ({"environment/exact": proportion(right, 100)} for right in (50, 75))
     table = before_after_table(before, after)
-    (row,) = (line for line in table.splitlines() if line.startswith("environment/exact"))
+    (row,) = (line for line in table.splitlines() if line.startswith("environment/exact  "))
     assert row.split()[1:5] == ["100", "50.0%", "75.0%", "+25.0"]
     assert row.endswith("[40.4, 59.6]  [65.7, 82.5]")
     others = {f"other/policy/best_move_{side}": proportion(9, 10) for side in ("white", "black")}
@@ -47,17 +47,21 @@ def test_the_table_of_a_run() -> None:
     assert all(len(line) <= 80 for line in [*table.splitlines(), *long.splitlines()])
     assert "other/policy/best_move_white\n" in long
     assert headline({**after, "policy/expected_score": proportion(1, 4)}) == 0.5
-    assert "No checkpoint is better" not in table and "tie" not in table
+    assert table.endswith("\nenvironment/exact rose by 25.0 points."), "not compared row by row"
     # Of the same rows, six that become right and none that becomes wrong are no chance, one is.
     rows = [{"task": "environment", "fen": chess.STARTING_FEN}] * 40
     for gained, is_tie in ((6, False), (1, True), (0, True)):
         counts = (14, 14 + gained)
         pairs = compare(rows, *([{"exact": float(i < n)} for i in range(40)] for n in counts))
         share, then = ({"environment/exact": proportion(n, 40)} for n in counts)
-        said = before_after_table(share, then, pairs)
+        said = " ".join(before_after_table(share, then, pairs, kept="The last is kept").split())
         assert ("is a tie" in said) is is_tie, gained
+        assert is_tie or said.endswith(
+            "The last is kept: environment/exact rose by 15.0 points (95% interval [+1.8, +26.8])."
+        )
     assert "(95% interval [-6.6, +6.6], p = 1)." in " ".join(said.split())
-    assert "The saved model is no better than the starting" in before_after_table(after, before)
+    worse = " ".join(before_after_table(after, before).split())
+    assert "The saved model is no better than the starting" in worse
 
 
 def test_the_mean_of_an_own_reward_is_in_its_own_unit_and_read_again(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from .phases import PHASES, RESULT_JSON
 RESULT_HTML = "diagnosis.html"
 GROUPS_SHOWN = 2  # in the terminal, and unfolded on the page
 ROWS_SHOWN = 12  # of a table in the terminal
+LINES_UNFOLDED = 10  # of a cell on the page
 CELL_SHOWN = 1_000  # characters in the terminal
 BY_TOKEN = ("sampler", "policy", "reference", "kl")  # of a completion
 MOST_WIDTH = 120  # columns
@@ -32,33 +34,73 @@ Section = Mapping[str, Any]
 # What is shown of a phase
 # --------------------------------------------------------------------------------------------------
 def shown(value: Any) -> str:
-    """A value as text: numbers with four digits, a dash for None, lists and mappings item by item.
+    """A value as text: numbers with three digits, a dash for None; a mapping has a line for each item.
 
-    >>> shown({"mean": 1 / 3, "rows": [1200, None]})
-    'mean 0.3333, rows 1,200 -'
+    >>> print(shown({"mean": 1 / 3, "rows": [1200, None]}))
+    mean 0.333
+    rows 1,200 -
     """
     if value is None:
         return "-"
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+        return f"{value:,}" if isinstance(value, int) else _digits(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{label(name)} {shown(item)}" for name, item in value.items())
+        return "\n".join(f"{name} {shown(item)}" for name, item in value.items())
     if isinstance(value, list):
         between = "\n" if value and isinstance(value[0], str) else " "
         return between.join(map(shown, value))
     return str(value)
 
 
-def label(key: str) -> str:
-    """A key in words."""
-    return key.replace("_", " ")
+def _digits(value: float) -> str:
+    """Three significant digits; a large number keeps all that stand before its point.
+
+    >>> [_digits(value) for value in (0.06615, -14.55, 2.0, 1234.5, 7.502e-06)]
+    ['0.0662', '-14.6', '2', '1,234', '7.5e-06']
+    """
+    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
 
 
-def lines(part: Section) -> Iterator[tuple[str, str]]:
-    """A phase's numbers, as pairs of label and text."""
-    for key, value in part.items():
-        if not _is_table(value) and value not in ([], ""):
-            yield label(key), shown(value)
+_NUMBER = re.compile(r"(-?[\d,]+)((?:\.\d+)?(?:e[+-]\d+)?)")
+
+
+def aligned(cells: Sequence[str]) -> list[str]:
+    """A column whose numbers have their points one below the other; other texts stay as they are.
+
+    >>> aligned(["2.07", "-0.0662", "14", "-"])
+    [' 2.07  ', '-0.0662', '14     ', '-']
+    """
+    found = [_NUMBER.fullmatch(cell) for cell in cells]
+    wide = max((len(match[1]) for match in found if match), default=0)
+    deep = max((len(match[2]) for match in found if match), default=0)
+    return [
+        f"{match[1]:>{wide}}{match[2]:<{deep}}" if match else cell
+        for cell, match in zip(cells, found, strict=True)
+    ]
+
+
+def _columns_aligned(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    columns = (aligned(column) for column in zip(*rows, strict=True))
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def lines(part: Section) -> list[tuple[str, str]]:
+    """A phase's values that are not 0, as pairs of name and text."""
+    found = {
+        key: shown(value)
+        for key, value in part.items()
+        if not _is_table(value) and value not in ([], "") and not _is_zero(value)
+    }
+    return list(zip(found, aligned(list(found.values())), strict=True))
+
+
+def zeros(part: Section) -> list[str]:
+    """The names of a phase's numbers that are 0."""
+    return [key for key, value in part.items() if _is_zero(value)]
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == 0
 
 
 def tables(part: Section) -> Iterator[tuple[str, list[str], list[list[str]]]]:
@@ -66,7 +108,15 @@ def tables(part: Section) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     for key, value in part.items():
         if _is_table(value) and key not in ("groups_of_texts", "findings"):
             rows = [[*map(shown, record.values())] for record in value]
-            yield label(key), [*map(label, value[0])], rows
+            yield key, [*value[0]], _columns_aligned(rows)
+
+
+def completion_rows(group: Section) -> list[tuple[str, list[str]]]:
+    """A group's completions, each with its numbers as `tables` would write them."""
+    rows = completions(group)
+    numbers = [[shown(value) for key, value in row.items() if key != "completion"] for row in rows]
+    texts = [row["completion"] for row in rows]
+    return list(zip(texts, _columns_aligned(numbers), strict=True))
 
 
 def _is_table(value: Any) -> bool:
@@ -105,6 +155,8 @@ def print_report(record: Section) -> None:
         console.rule(f"{place}. {title}", align="left")
         part = record[key]
         console.print(_table([], lines(part)))
+        if zero := zeros(part):
+            console.print(printable(f"0: {', '.join(zero)}"))
         for finding, text in findings(part) if key == "analysis" else ():
             console.print(printable(f"{finding['severity']}: {finding['rule']}: {text}"))
         found = [*tables(part)]
@@ -138,7 +190,7 @@ def fitted(
     """
     columns = [[head, *cells] for head, *cells in zip(heads, *rows, strict=True)]
     if sum(map(_wide, columns)) > room:  # heads of several lines
-        columns = [[head.replace(" ", "\n"), *cells] for head, *cells in columns]
+        columns = [[re.sub("([_/])", r"\1\n", head), *cells] for head, *cells in columns]
     while columns:
         first, *others = columns
         left = room - _wide(first)
@@ -175,9 +227,21 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 # --------------------------------------------------------------------------------------------------
 def page(record: Section) -> Markup:
     """The diagnosis as one self-contained page, readable on a phone; the verdict comes first."""
-    functions = {f.__name__: f for f in (shown, lines, tables, findings, completions)}
+    used: list[Callable[..., Any]] = [shown, lines, zeros, tables, findings]
+    used += [completions, completion_rows, cell]
+    functions = {function.__name__: function for function in used}
     constants = {"titles": PHASES, "unfolded": GROUPS_SHOWN, "by_token": BY_TOKEN}
     return render("diagnosis.html", record=record, board=_board, **constants, **functions)
+
+
+def cell(text: str) -> Markup:
+    """A cell of the page: digits one below the other, and lines as they were written, many folded."""
+    if _NUMBER.fullmatch(text.strip()):
+        return Markup('<span class="digits">{}</span>').format(text)
+    drawn = Markup('<span class="lines">{}</span>' if "\n" in text else "{}").format(text)
+    if (count := text.count("\n") + 1) <= LINES_UNFOLDED:
+        return drawn
+    return Markup("<details><summary>{} lines</summary>{}</details>").format(count, drawn)
 
 
 def _board(group: Section) -> Markup:

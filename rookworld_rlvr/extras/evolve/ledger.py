@@ -29,5 +29,21 @@ def round_cells(entry: Mapping[str, Any]) -> dict[str, str]:
         "expected score": f"{before:.1%} → {after:.1%}",
         "change": "{difference:+.2%} [{low:+.2%}, {high:+.2%}]".format(**change),
         "Elo": "{value:+.0f} [{low:+.0f}, {high:+.0f}]".format(**elo) if elo else "not finite",
-        "outcome": f"not accepted: {why}" if why else "accepted",
+        "outcome": f"not accepted: {why}" if why else f"accepted{unproven(entry)}",
     }
+
+
+def unproven(entry: Mapping[str, Any]) -> str:
+    """A clause for an accepted round that may be no better than the one before; empty if it is better.
+
+    It is better if the interval of the match's score is above a half, or that of the change of the
+    expected score above 0.
+    """
+    score, change = entry["match"]["score"], entry["expected_score"]
+    lows = (score["low"], 0.5), (change["low"], 0.0)
+    if any(low is not None and low > even for low, even in lows):
+        return ""
+    return (
+        f", but that proves nothing: neither the match of {score['n']} games nor the held-out rows tell "
+        "the model from the one before; raise match_games, or train longer"
+    )

@@ -14,7 +14,7 @@ from ...tasks.metrics import headline, headlines
 from ...tasks.registry import TASKS
 from ...training.results import change_text, interval_text, limit_lines, value_text
 from ...training.resuming import stretches, words
-from .plots import COLOURS, heldout_plots, training_plots
+from .plots import COLOURS, heldout_plots, main_plot, training_plots
 from .record import (
     RUN_REPORT,
     AnswerGroup,
@@ -49,6 +49,8 @@ def page(runs: Sequence[RunRecord], rounds: Sequence[Mapping[str, str]] = ()) ->
         runs=runs,
         names=[run.name for run in runs],
         verdict=_verdict,
+        numbers=_numbers,
+        main_plot=main_plot(runs),
         errors=[(run.name, errors(run.answers)) for run in with_answers],
         **_setup(runs),
         told=told,
@@ -62,7 +64,9 @@ def page(runs: Sequence[RunRecord], rounds: Sequence[Mapping[str, str]] = ()) ->
         value_text=value_text,
         reach=sorted({line for run in told for line in limit_lines(run.results.get("limits", {}))}),
         heldout_plots=heldout_plots(runs),
-        training_plots=list(filter(None, training_plots(runs))),
+        training_plots=[found for found in training_plots(runs) if found[0]],
+        headline_metrics=list(headlines().values()),
+        p_text=_p_text,
         quality=quality,
         quality_words={task.name: task.quality_words for task in TASKS.values()},
         boards=[(run.name, list(_boards(run, 3 if len(runs) == 1 else 1))) for run in with_answers],
@@ -78,22 +82,59 @@ def page(runs: Sequence[RunRecord], rounds: Sequence[Mapping[str, str]] = ()) ->
 def _verdict(run: RunRecord) -> tuple[str, str]:
     """The colour of a run's line, ``warning``, ``tie`` or nothing for a gain; and how it went."""
     loud = [finding for finding in run.health or () if finding["severity"] != "info"]
-    alarms = f"; {len(loud)} health warning{'' if len(loud) == 1 else 's'}" if loud else ""
+    alarms = f" {len(loud)} health warning{'' if len(loud) == 1 else 's'}." if loud else ""
     if not run.finished:
         last = max((logs["step"] for logs in run.history), default=0)
-        return "warning", f"did not finish; logged up to step {last}{alarms}."
+        return "warning", f"did not finish; logged up to step {last}.{alarms}"
     metrics = [metric for metric in headlines().values() if metric in run.after]
     before, after = headline(run.before), headline(run.after)
     is_tie = all(metric in run.changes and run.changes[metric].is_tie for metric in metrics)
-    model = f"{run.results.get('steps')} steps"
-    if run.best_step is not None:
-        model = f"checkpoint of step {run.best_step} of {run.results.get('steps')}"
+    what = f"{'the mean of ' if len(metrics) > 1 else ''}{' and '.join(metrics)}"
+    went = "rose" if after > before else "fell" if after < before else "stayed"
+    change = f"{what} {went} from {before:.1%} to {after:.1%} on held-out rows"
+    if is_tie:
+        change += ", which is a tie: chance alone may explain it"
+    word = (
+        "No clear change" if is_tie or after == before else "Better" if after > before else "Worse"
+    )
+    steps = run.results.get("steps")
+    saved = f"The saved weights are those of step {run.best_step} of {steps}."
+    if run.best_step is None:
+        saved = f"It took {steps} steps."
     return (
         "warning" if loud or after < before else "tie" if is_tie else "",
-        f"held out, {'mean of ' if len(metrics) > 1 else ''}{' and '.join(metrics)}: "
-        f"{before:.1%} before, {after:.1%} after ({100 * (after - before):+.1f} points"
-        f"{', a tie: chance alone may explain it' if is_tie else ''}); {model}{alarms}.",
+        f"{word}: {change}. {saved}{alarms}",
     )
+
+
+def _numbers(run: RunRecord) -> list[dict[str, str]]:
+    """The large numbers: how each headline has changed, from what to what, and how sure that is."""
+    found = []
+    for metric in headlines().values():
+        if metric in run.before and metric in run.after:
+            old, new = run.before[metric], run.after[metric]
+            sure = ""
+            if pair := run.changes.get(metric):
+                low, high = (f"{100 * bound:+.1f}" for bound in (pair.low, pair.high))
+                sure = f"95% interval {low} to {high}, {_p_text(pair.p)}"
+            found.append(
+                {
+                    "metric": metric,
+                    "change": change_text(metric, new.value - old.value),
+                    "values": f"{value_text(metric, old.value)} → {value_text(metric, new.value)}",
+                    "sure": sure,
+                }
+            )
+    return found
+
+
+def _p_text(p: float) -> str:
+    """A p-value for people.
+
+    >>> _p_text(0.0312), _p_text(4.4e-100)
+    ('p = 0.031', 'p < 0.001')
+    """
+    return f"p = {p:.2g}" if p >= 0.001 else "p < 0.001"
 
 
 def _setup(runs: Sequence[RunRecord]) -> dict[str, Any]:

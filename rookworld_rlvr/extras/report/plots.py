@@ -51,6 +51,8 @@ class Series(NamedTuple):
 def plot(title: str, series: Sequence[Series], note: str = "", is_share: bool = False) -> Markup:
     """Lines over steps, with their bands; empty if there are no points.
 
+    All shares have one axis, from 0 to 100%. Another axis that does not begin at 0 says so.
+
     Args:
         title: Plain text.
         series: Drawn in their order.
@@ -64,9 +66,7 @@ def plot(title: str, series: Sequence[Series], note: str = "", is_share: bool = 
     heights = [value for line in drawn for _, value in line.points]
     heights += [bound for line in drawn for pair in line.band for bound in pair]
     first, last = min(places), max(places)
-    ticks = _ticks(min(heights), max(heights))
-    if is_share:  # a constant has room on both sides, but no share is outside of [0, 1]
-        ticks = [tick for tick in ticks if 0 <= tick <= 1]
+    ticks = _ticks(0, 1) if is_share else _ticks(min(heights), max(heights))
     x = _scale(first, last, _AREA["left"], _AREA["right"])
     y = _scale(ticks[0], ticks[-1], _AREA["bottom"], _AREA["top"])
 
@@ -96,6 +96,7 @@ def plot(title: str, series: Sequence[Series], note: str = "", is_share: bool = 
     return render(
         "plot.html",
         title=title,
+        axis="" if ticks[0] <= 0 <= ticks[-1] else f"y from {worded(ticks[0])}, not from 0",
         lines=lines,
         ticks=[(y(tick), worded(tick)) for tick in ticks],
         chosen=[(x(step), step) for step in chosen],
@@ -143,6 +144,23 @@ def _thinned(points: Sequence[Point]) -> list[Point]:
 # --------------------------------------------------------------------------------------------------
 # Which curves
 # --------------------------------------------------------------------------------------------------
+def main_plot(runs: Sequence[RunRecord]) -> Markup:
+    """The curve beside the verdict: one run's headlines, or the mean of the headlines of each run."""
+    if len(runs) > 1:
+        lines = [
+            Series(run.name, run.points("eval_overall"), (), place, run.best_step)
+            for place, run in enumerate(runs)
+        ]
+        return plot("Held-out rows: mean of the headlines", lines, is_share=True)
+    (run,) = runs
+    lines = []
+    for place, metric in enumerate(headlines().values()):
+        points, rows = run.points(f"eval_{metric}"), run.rows.get(metric)
+        band = [wilson(value, rows) for _, value in points] if rows else ()
+        lines.append(Series(metric, points, band, place, run.best_step))
+    return plot("Held-out rows, with 95% intervals", lines, is_share=True)
+
+
 def heldout_plots(runs: Sequence[RunRecord]) -> list[Markup]:
     """Held-out shares over steps, one plot a metric, with the 95% Wilson interval of their rows.
 
@@ -161,17 +179,21 @@ def heldout_plots(runs: Sequence[RunRecord]) -> list[Markup]:
     return list(filter(None, plots))
 
 
-def training_plots(runs: Sequence[RunRecord]) -> Iterator[Markup]:
-    """The panels: a plot each for one run; for several runs, a plot for each metric."""
+def training_plots(runs: Sequence[RunRecord]) -> Iterator[tuple[Markup, bool]]:
+    """The panels: a plot each for one run; for several runs, a plot for each metric.
+
+    Each comes with whether it is shown at once, or folded away with the other ones.
+    """
     logged = sorted({name for run in runs for logs in run.history for name in logs})
     for panel in read_asset(RUN_REPORT)["panels"]:
         names = [name for pattern in panel["metrics"] for name in fnmatch.filter(logged, pattern)]
         title, is_share = panel["title"], panel.get("is_share", False)
+        is_main = panel.get("is_main", False)
         if len(runs) == 1:
             of_metric = [(name, runs[0].points(name)) for name in names]
             chosen = runs[0].best_step
             lines = [Series(*line, (), place, chosen) for place, line in enumerate(of_metric)]
-            yield plot(title, lines, is_share=is_share)
+            yield plot(title, lines, is_share=is_share), is_main
             continue
         for name in names:
             lines = [
@@ -179,7 +201,7 @@ def training_plots(runs: Sequence[RunRecord]) -> Iterator[Markup]:
                 for place, run in enumerate(runs)
             ]
             head = title if len(names) == 1 else f"{title}: {name}"
-            yield plot(head, lines, _meaning(name), is_share)
+            yield plot(head, lines, _meaning(name), is_share), is_main
 
 
 def _meaning(name: str) -> str:

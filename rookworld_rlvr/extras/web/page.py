@@ -6,8 +6,9 @@ import contextlib
 import functools
 import html
 import random
+import shlex
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +29,31 @@ from .render import (
     fault,
     read_board,
     rewards_shown,
+    scene,
     simulations,
     square_at,
 )
+from .run_list import described, runs_with_reports
 
-STYLE = Path(__file__).with_name("web.css").read_text("utf-8")
-_CLICKED = Path(__file__).with_name("web.js").read_text("utf-8")
+_HERE = Path(__file__).parent
+STYLE = (_HERE / "web.css").read_text("utf-8")
+_CLICKED = (_HERE / "web.js").read_text("utf-8")
+_FITTED = (_HERE / "web_report.js").read_text("utf-8")
 
 Notes = dict[int, str]
 """Ply of a game → why the model's move before it was replaced."""
 
+_TITLE = (
+    "<h1>RookWorld</h1> <span>A language model that plays chess and simulates the board.</span>"
+)
+_BARE = {"apply_default_css": False}  # the page's own style sheet is enough
 _MOVE, _EMPTY = "move", "empty"
 _PIECES = [_MOVE, *(piece for piece in "KQRBNPkqrbnp"), _EMPTY]
+_EXAMPLES = {
+    "The first move": chess.STARTING_FEN,
+    "A Sicilian, as a PGN": "1. e4 c5 2. Nf3",
+    "An endgame": "8/5pk1/6p1/8/3R4/6P1/r4PK1/8 w - - 0 41",
+}
 
 
 def page(models: Sequence[str], runs: Path, is_private: bool = True) -> gr.Blocks:
@@ -53,15 +67,15 @@ def page(models: Sequence[str], runs: Path, is_private: bool = True) -> gr.Block
     backend = Backend(models, runs, is_private)
     threading.Thread(target=backend.warm_up, daemon=True).start()
     with gr.Blocks(title="RookWorld", analytics_enabled=False) as blocks:
-        gr.Markdown("# RookWorld\nA language model that plays chess and simulates the board.")
+        gr.HTML(_TITLE, **_BARE)
         with gr.Tab("Ask"):
             _ask(backend)
-        with gr.Tab("Rewards"):
-            _rewards(backend)
+        with gr.Tab("Rewards") as rewards:
+            _rewards(backend, rewards)
         with gr.Tab("Play"):
             _play(backend)
-        with gr.Tab("Runs"):
-            _runs(backend)
+        with gr.Tab("Runs") as tab:
+            _runs(backend, tab)
     return blocks
 
 
@@ -78,15 +92,15 @@ def _shown(work: Callable[..., Any]) -> Callable[..., str]:
     return shown
 
 
-def _board(text: str, **how: Any) -> str:
+def _scene(text: str, picked: int | None = None) -> str:
     """The board of a text that may be half typed: as far as it can be read."""
     try:
-        return str(drawn(read_board(text), **how))
+        return str(scene(read_board(text), picked))
     except RookWorldError:
         board = chess.BaseBoard.empty()
         with contextlib.suppress(ValueError, IndexError):
             board.set_board_fen(text.split()[0])
-        return str(drawn(board, **how))
+        return str(scene(board, picked))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -94,34 +108,80 @@ def _board(text: str, **how: Any) -> str:
 # --------------------------------------------------------------------------------------------------
 def _ask(backend: Backend) -> None:
     with gr.Row():
-        with gr.Column(min_width=300):
-            board = gr.HTML(_board(""), elem_classes="board", js_on_load=_CLICKED)
-            picked = gr.State(None)
-            piece = gr.Radio(
-                _PIECES,
-                value=_MOVE,
-                label="A click on the board: two squares make a move, or set a piece",
+        with gr.Column(scale=5, min_width=300):
+            board = gr.HTML(
+                _scene(""), elem_classes="board", elem_id="asked", js_on_load=_CLICKED, **_BARE
             )
-        with gr.Column(min_width=300):
-            text = gr.Textbox(chess.STARTING_FEN, label="FEN or PGN", lines=2, elem_id="position")
-            names = gr.CheckboxGroup(backend.models(), value=backend.models()[:1], label="Models")
-            ask = gr.Button("Analyse", variant="primary")
-            move = gr.Textbox(
-                "e4", label="A move, which may be illegal in UCI (e2e5)", elem_id="move"
+            whose = gr.Radio(visible=False, label="Arrows of", elem_id="whose")
+            with gr.Accordion("Set up position", open=False):
+                piece = gr.Radio(
+                    _PIECES,
+                    value=_MOVE,
+                    label="A click on the board: two squares make a move, or set a piece",
+                )
+        with gr.Column(scale=6, min_width=300):
+            text = gr.Textbox(
+                chess.STARTING_FEN, label="FEN or PGN", lines=1, max_lines=4, elem_id="position"
             )
-            step = gr.Button("What does it lead to?")
-    answer = gr.HTML(elem_id="answer")
+            with gr.Row():
+                examples = [gr.Button(name, size="sm", min_width=90) for name in _EXAMPLES]
+            with gr.Row(equal_height=True):
+                names = gr.CheckboxGroup(
+                    backend.models(),
+                    value=backend.models()[:1],
+                    label="Models",
+                    elem_id="models",
+                    scale=3,
+                    min_width=180,
+                )
+                ask = gr.Button("Analyse", variant="primary", min_width=120)
+            with gr.Row(equal_height=True):
+                move = gr.Textbox(
+                    "e4",
+                    label="A move; in UCI it may be illegal (e2e5)",
+                    elem_id="move",
+                    scale=3,
+                    min_width=180,
+                )
+                step = gr.Button("What does it lead to?", min_width=120)
+            answer = gr.HTML(elem_id="answer", **_BARE)
+    picked, scenes = gr.State(None), gr.State({})
+    redrawn = [board, picked, answer, whose]
 
     def click(fen: str, kind: str, start: int | None, event: gr.EventData) -> tuple[Any, ...]:
-        fen, start = _clicked(fen, kind, start, square_at(event.x, event.y))
-        return fen, start, _board(fen, picked=start)
+        after, start = _clicked(fen, kind, start, square_at(event.x, event.y))
+        if after == fen:  # the answer is still one to this position
+            return fen, _scene(fen, start), start, gr.skip(), gr.skip()
+        return after, *changed(after)
 
-    board.click(click, [text, piece, picked], [text, picked, board], show_progress="hidden")
-    text.input(lambda fen: (_board(fen), None), text, [board, picked], show_progress="hidden")
-    analysed = _shown(lambda *given: analyses(backend, *given))
+    def changed(fen: str) -> tuple[Any, ...]:
+        return _scene(fen), None, "", gr.Radio(visible=False)
+
+    def analysed(fen: str, asked: Sequence[str]) -> tuple[Any, ...]:
+        try:
+            boards, cards = analyses(backend, fen, asked)
+        except RookWorldError as error:
+            return _scene(fen), None, str(fault(error)), gr.Radio(visible=False), {}
+        first = next(iter(boards))
+        choice = gr.Radio(list(boards), value=first, visible=len(boards) > 1)
+        return boards[first], None, str(cards), choice, boards
+
+    board.click(click, [text, piece, picked], [text, *redrawn], show_progress="hidden")
+    text.input(changed, text, redrawn, show_progress="hidden")
+    gr.on(
+        [ask.click, text.submit],
+        analysed,
+        [text, names],
+        [*redrawn, scenes],
+        show_progress_on=answer,
+    )
+    for button, given in zip(examples, _EXAMPLES.values(), strict=True):
+        button.click(functools.partial(str, given), None, text).then(
+            analysed, [text, names], [*redrawn, scenes], show_progress_on=answer
+        )
+    whose.input(lambda name, boards: boards[name], [whose, scenes], board, show_progress="hidden")
     simulated = _shown(lambda *given: simulations(backend, *given))
-    ask.click(analysed, [text, names], answer)
-    step.click(simulated, [text, move, names], answer)
+    gr.on([step.click, move.submit], simulated, [text, move, names], answer)
 
 
 def _clicked(text: str, kind: str, start: int | None, square: int) -> tuple[str, int | None]:
@@ -149,26 +209,31 @@ def _clicked(text: str, kind: str, start: int | None, square: int) -> tuple[str,
 # --------------------------------------------------------------------------------------------------
 # Rewards
 # --------------------------------------------------------------------------------------------------
-def _rewards(backend: Backend) -> None:
+def _rewards(backend: Backend, tab: gr.Tab) -> None:
     rewards = read_keys(find_recipe("grpo_nano"))["rewards"]
     block = yaml.safe_dump({"rewards": rewards}, sort_keys=False)
     with gr.Row():
-        with gr.Column(min_width=300):
+        with gr.Column(scale=7, min_width=300):
             prompt = gr.Textbox(
-                write_policy_prompt(chess.STARTING_FEN), label="Prompt", lines=2, elem_id="prompt"
+                write_policy_prompt(chess.STARTING_FEN), label="Prompt", lines=1, elem_id="prompt"
             )
             with gr.Row():
-                other = gr.Button("Another prompt", size="sm")
-                sample = gr.Button("Sample 8", size="sm", variant="primary")
-            model = gr.Dropdown(backend.models(), label="Model", value=backend.models()[0])
-            heat = gr.Slider(0.1, 2.0, 1.0, step=0.1, label="Temperature")
-            answers = gr.Textbox(label="Answers, one a line", lines=8, elem_id="answers")
-        with gr.Column(min_width=300):
+                other = gr.Button("Another prompt", size="sm", min_width=120)
+                sample = gr.Button("Sample 8", size="sm", variant="primary", min_width=120)
+            table = gr.HTML(elem_id="rewards", **_BARE)
+            answers = gr.Textbox(
+                label="Answers, one a line: edit them, and the rewards follow",
+                lines=8,
+                max_lines=8,
+                elem_id="answers",
+            )
+        with gr.Column(scale=3, min_width=260):
             recipe = gr.Code(
                 block, language="yaml", label="The recipe's block, to edit and to copy"
             )
             scale = gr.Radio(["group", "batch", "none"], value="group", label="scale_rewards")
-    table = gr.HTML(elem_id="rewards")
+            model = gr.Dropdown(backend.models(), label="Model", value=backend.models()[0])
+            heat = gr.Slider(0.1, 2.0, 1.0, step=0.1, label="Temperature")
 
     @_shown
     def judge(asked: str, said: str, given: str, how: str, name: str) -> Any:
@@ -182,10 +247,17 @@ def _rewards(backend: Backend) -> None:
             raise gr.Error(str(error)) from error
         return "\n".join(" ".join(text.splitlines()) for text in texts)
 
+    def first(said: str, asked: str, name: str, temperature: float) -> Any:
+        """Answers for a tab that is opened without any."""
+        return gr.skip() if said else sampled(asked, name, temperature)
+
     inputs = [prompt, answers, recipe, scale, model]
     gr.on([box.change for box in inputs], judge, inputs, table, show_progress="hidden")
+    tab.select(first, [answers, prompt, model, heat], answers)
     sample.click(sampled, [prompt, model, heat], answers)
-    other.click(lambda: random.choice(_prompts()), None, prompt)
+    other.click(lambda: random.choice(_prompts()), None, prompt).then(
+        sampled, [prompt, model, heat], answers
+    )
 
 
 @functools.cache
@@ -202,27 +274,40 @@ def _prompts() -> list[str]:
 # Play
 # --------------------------------------------------------------------------------------------------
 def _play(backend: Backend) -> None:
+    first = backend.models()[0]
     with gr.Row():
-        with gr.Column(min_width=300):
-            board = gr.HTML(_board(""), elem_classes="board", elem_id="game", js_on_load=_CLICKED)
-        with gr.Column(min_width=300):
-            model = gr.Dropdown(backend.models(), label="Against", value=backend.models()[0])
-            side = gr.Radio(["White", "Black"], value="White", label="You play")
-            new = gr.Button("New game", variant="primary")
+        with gr.Column(scale=5, min_width=300):
+            state = gr.HTML(_turn(chess.Board(), True, first), elem_id="state", **_BARE)
+            board = gr.HTML(
+                str(drawn(chess.Board())),
+                elem_classes="board",
+                elem_id="game",
+                js_on_load=_CLICKED,
+                **_BARE,
+            )
+        with gr.Column(scale=6, min_width=300):
             move = gr.Textbox(label="Your move: click two squares, or type it", elem_id="played")
-            state = gr.HTML(elem_id="state")
-            pgn = gr.Textbox(label="PGN", lines=4, buttons=["copy"], elem_id="pgn")
+            moves = gr.HTML(_moves(chess.Board(), {}), elem_id="moves", **_BARE)
+            with gr.Row():
+                model = gr.Dropdown(backend.models(), label="Against", value=first)
+                side = gr.Radio(["White", "Black"], value="White", label="You play")
+            new = gr.Button("New game", variant="primary")
+            with gr.Accordion("PGN, with its headers", open=False):
+                pgn = gr.Textbox(
+                    label="PGN", show_label=False, lines=6, buttons=["copy"], elem_id="pgn"
+                )
     game, picked, faults = gr.State(chess.Board()), gr.State(None), gr.State({})
-    shown = [board, game, picked, faults, state, pgn, move]
+    shown = [board, game, picked, faults, state, moves, pgn, move]
     asked = [game, faults, model, side]
 
-    def play(game: chess.Board, notes: Notes, name: str, colour: str, typed: str) -> Any:
+    def play(game: chess.Board, notes: Notes, name: str, colour: str, typed: str) -> Iterator[Any]:
         """The human's move if one is given, then the model's."""
         game, human, said = game.copy(), colour == "White", ""
         try:
             if typed and not game.is_game_over():
                 game.push(read_legal_move(game, typed))
             if game.turn != human and not game.is_game_over():
+                yield _game(game, human, notes, name, "")
                 (text,) = backend.complete(name, [write_policy_prompt(game.fen())])
                 choice = choose(game, reply_of(text, parse_policy_answer))
                 if choice.fault:
@@ -230,7 +315,7 @@ def _play(backend: Backend) -> None:
                 game.push(choice.move)
         except RookWorldError as error:
             said = str(fault(error))
-        return _game(game, human, notes, name, said)
+        yield _game(game, human, notes, name, said)
 
     def click(
         game: chess.Board,
@@ -239,22 +324,23 @@ def _play(backend: Backend) -> None:
         colour: str,
         start: int | None,
         event: gr.EventData,
-    ) -> Any:
+    ) -> Iterator[Any]:
         human = colour == "White"
         square = square_at(event.x, event.y, human)
         if start is not None:
             with contextlib.suppress(chess.IllegalMoveError):
                 move = game.find_move(start, square).uci()  # a pawn becomes a queen
-                return play(game, notes, name, colour, move)
-        picked = square if start is None and game.color_at(square) == human else None
+                yield from play(game, notes, name, colour, move)
+                return
+        picked = square if square != start and game.color_at(square) == human else None
         view = str(drawn(game, human, picked))
-        return view, game, picked, notes, gr.skip(), gr.skip(), ""
+        yield view, game, picked, notes, gr.skip(), gr.skip(), gr.skip(), ""
 
-    def restart(name: str, colour: str) -> Any:
-        return play(chess.Board(), {}, name, colour, "")
+    def restart(name: str, colour: str) -> Iterator[Any]:
+        yield from play(chess.Board(), {}, name, colour, "")
 
-    gr.on([new.click, side.change], restart, [model, side], shown)
-    move.submit(play, [*asked, move], shown)
+    gr.on([new.click, side.change], restart, [model, side], shown, show_progress="hidden")
+    move.submit(play, [*asked, move], shown, show_progress="hidden")
     board.click(click, [*asked, picked], shown, show_progress="hidden")
 
 
@@ -263,34 +349,67 @@ def _game(game: chess.Board, human: bool, notes: Notes, name: str, said: str) ->
     record = record_of(game, *(("You", name) if human else (name, "You")), notes)
     replaced = notes.get(game.ply())
     said = said or (str(fault(replaced)) if replaced else "")
-    words = f"<p>{html.escape(end_of(game))}</p>{said}"
-    return str(drawn(game, human)), game, None, notes, words, str(record), ""
+    words = _turn(game, human, name) + said
+    return str(drawn(game, human)), game, None, notes, words, _moves(game, notes), str(record), ""
+
+
+def _turn(game: chess.Board, human: bool, name: str) -> str:
+    """Whose turn it is, or how the game has ended."""
+    stands = end_of(game)
+    if not game.is_game_over():
+        stands += ": your move" if game.turn == human else f": {name} is thinking"
+    return f'<p class="turn">{html.escape(stands)}</p>'
+
+
+def _moves(game: chess.Board, notes: Notes) -> str:
+    """The moves so far; one that replaced the model's own is marked, as its note is in the PGN."""
+    board, words = game.root(), list[str]()
+    for move in game.move_stack:
+        number = f"{board.fullmove_number}. " if board.turn or not words else ""
+        words.append(number + board.san(move) + ("*" if notes.get(board.ply() + 1) else ""))
+        board.push(move)
+    note = "<br><small>* replaced: the PGN says why</small>" if notes else ""
+    return f'<p class="moves">{html.escape(" ".join(words)) or "No move yet."}{note}</p>'
 
 
 # --------------------------------------------------------------------------------------------------
 # Runs
 # --------------------------------------------------------------------------------------------------
-def _runs(backend: Backend) -> None:
-    def names() -> list[tuple[str, str]]:
-        return [(str(Path(run).relative_to(backend.folder)), run) for run in backend.runs()]
+def _runs(backend: Backend, tab: gr.Tab) -> None:
+    label = f"Runs in {backend.folder}, the newest first: several are drawn over one another"
+    chosen = gr.CheckboxGroup([], label=label, elem_id="runs", visible=False)
+    report = gr.HTML(elem_id="report", js_on_load=_FITTED, **_BARE)
+    again = gr.Button("Look again", size="sm")
 
-    found = names()
-    first = [run for _, run in found[:1]]
-    chosen = gr.CheckboxGroup(found, value=first, label=f"Runs in {backend.folder}")
-    with gr.Row():
-        again = gr.Button("Look again", size="sm")
-        show = gr.Button("Show", variant="primary", size="sm")
-    report = gr.HTML(
-        "" if found else f"<p>No run is in {html.escape(str(backend.folder))} yet.</p>"
-    )
+    def look(chosen_before: Sequence[str]) -> tuple[Any, str]:
+        """The list as it is now; the newest run is shown if none was chosen."""
+        found = runs_with_reports(backend.runs())
+        if not found:
+            return gr.CheckboxGroup(visible=False), _no_runs(backend.folder)
+        kept = [run for run in chosen_before if run in found] or found[:1]
+        choices = [(described(Path(run), backend.folder), run) for run in found]
+        return gr.CheckboxGroup(choices, value=kept, visible=True), reported(kept)
 
-    def reported(runs: list[str]) -> str:
+    @_shown
+    def reported(runs: Sequence[str]) -> str:
         if not runs:
             raise RookWorldError("choose a run")
         if (reports := extra("report.page")) is None:  # with torch
             raise RookWorldError("rookworld report is not part of this copy")
         content = html.escape(str(reports.page_of(runs)))
-        return f'<iframe class="report" sandbox title="report" srcdoc="{content}"></iframe>'
+        # Without allow-scripts nothing in it runs; with its origin, its height can be read.
+        return (
+            '<iframe class="report" sandbox="allow-same-origin" title="report" scrolling="no" '
+            f'srcdoc="{content}"></iframe>'
+        )
 
-    again.click(lambda: gr.CheckboxGroup(names()), None, chosen)
-    show.click(_shown(reported), chosen, report)
+    gr.on([tab.select, again.click], look, chosen, [chosen, report])
+    chosen.input(reported, chosen, report)
+
+
+def _no_runs(folder: Path) -> str:
+    command = "rookworld grpo --output_dir " + shlex.quote(str(folder / "first"))
+    return (
+        f"<p>No finished run is in {html.escape(str(folder))} yet. This command makes one with the "
+        f"packaged model; then press “Look again”:</p><pre><code>{html.escape(command)}</code></pre>"
+    )

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
+import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import chess
 import chess.pgn
+from chess.svg import Arrow
 from markupsafe import Markup
 
 from ...common.errors import RookWorldError
 from ...common.html import render
-from ...inference.analyse import answer_lines, simulation_lines
+from ...inference.analyse import verdict
 from ...inference.model import (
+    Reply,
     environment_prompt,
     over,
     policy_prompt,
@@ -23,13 +27,18 @@ from ...inference.model import (
     reply_of,
 )
 from ...rewards.registry import known_rewards
-from ...tasks import boards
-from ...tasks.environment import ENVIRONMENT, parse_environment_answer
+from ...tasks import boards, rules
+from ...tasks.environment import (
+    ENVIRONMENT,
+    answer_fields,
+    parse_environment_answer,
+    wrong_fields,
+)
 from ...tasks.policy import POLICY, parse_policy_answer
 from ...tasks.registry import TASKS, task_of
+from ...tasks.types import PolicyAnswer, Values
 from .backend import Backend, read_block, row_of, try_rewards
-
-_CARD = Markup('<article class="card"><h4>{}</h4>{}<pre>{}</pre></article>')
+from .reach import beyond
 
 
 def fault(error: RookWorldError | str) -> Markup:
@@ -40,6 +49,10 @@ def fault(error: RookWorldError | str) -> Markup:
 # --------------------------------------------------------------------------------------------------
 # Boards
 # --------------------------------------------------------------------------------------------------
+_FEN_WORD = re.compile(r"[pnbrqkPNBRQK1-8/]+")
+_SAN_WORD = re.compile(r"[KQRBN]?[a-h]?[1-8]?[a-h][1-8]")
+
+
 def read_board(text: str) -> chess.Board:
     """The board of a FEN, or after the moves of a PGN; the start position for no text.
 
@@ -51,7 +64,7 @@ def read_board(text: str) -> chess.Board:
     try:
         return chess.Board(read_position(text.strip()))
     except RookWorldError:
-        if text.split()[0].count("/") == 7:  # a FEN, of which a square would be read as a move
+        if is_fen(text):
             raise
         game = chess.pgn.read_game(io.StringIO(text))
         if game is None or not (game.variations or game.errors):
@@ -69,12 +82,37 @@ def read_board(text: str) -> chess.Board:
     return game.end().board()
 
 
+def is_fen(text: str) -> bool:
+    """Whether a text is a FEN or the beginning of one, whose squares would be read as moves.
+
+    >>> [is_fen(text) for text in ("rnbqkbnr/pp", "rnbq", "8", "e4 e5", "b4", "1. e4", "Nb1")]
+    [True, True, True, False, False, False, False]
+    """
+    first = text.split()[0]
+    return bool(_FEN_WORD.fullmatch(first)) and not _SAN_WORD.fullmatch(first)
+
+
 def drawn(
-    board: chess.BaseBoard, below: chess.Color = chess.WHITE, picked: int | None = None
+    board: chess.BaseBoard,
+    below: chess.Color = chess.WHITE,
+    picked: int | None = None,
+    arrows: Iterable[Arrow] = (),
 ) -> Markup:
-    """A board to click on; the square that a move starts from is marked."""
-    fill = {} if picked is None else {picked: "#e5c34c"}
-    return Markup(boards.picture([boards.draw_board(board, below, fill=fill)], [], "board"))
+    """A board to click on: the last move is marked, and a picked piece with where it can go."""
+    fill, dots, last = {}, set[chess.Square](), None
+    if isinstance(board, chess.Board):
+        last = board.move_stack[-1] if board.move_stack else None
+        dots = {move.to_square for move in board.legal_moves if move.from_square == picked}
+    if picked is not None:
+        fill[picked] = "#e5c34c"
+    shown = boards.draw_board(board, below, arrows, fill, last=last, dots=dots)
+    return Markup(boards.picture([shown], [], "board"))
+
+
+def scene(board: chess.BaseBoard, picked: int | None = None) -> Markup:
+    """The board of a position that is asked about, with whose turn it is."""
+    turn = end_of(board) if isinstance(board, chess.Board) else "Not a whole position yet"
+    return render("web_scene.html", turn=turn, board=drawn(board, picked=picked), legend=False)
 
 
 def square_at(x: float, y: float, below: chess.Color = chess.WHITE) -> chess.Square:
@@ -86,23 +124,84 @@ def square_at(x: float, y: float, below: chess.Color = chess.WHITE) -> chess.Squ
 # --------------------------------------------------------------------------------------------------
 # Answers
 # --------------------------------------------------------------------------------------------------
-def analyses(backend: Backend, text: str, models: Sequence[str]) -> Markup:
-    """What models say of a position, beside Stockfish's values; one card for each.
+def analyses(backend: Backend, text: str, models: Sequence[str]) -> tuple[dict[str, str], Markup]:
+    """What models say of a position: the board with each one's arrows, and a table of candidates.
 
     Raises:
         RookWorldError: The position cannot be read or has no legal move.
     """
-    fen = read_board(text).fen()
+    board = read_board(text)
+    fen = board.fen()
     prompt = policy_prompt(fen)
     values = backend.values(fen)
-    row = row_of(prompt, values)
-    cards = []
-    for name in models:
+    scenes, cards = {}, []
+    for name in _chosen(models):
         (said,) = backend.complete(name, [prompt])
         reply = reply_of(said, parse_policy_answer)
-        lines = "\n".join(answer_lines(fen, name, reply, values))
-        cards.append(_CARD.format(name, Markup(POLICY.board(row, said, values)), lines))
-    return _cards(cards)
+        arrows = boards.policy_arrows(fen, POLICY.answer_or_fault("", said), values)[0]
+        shown = drawn(board, arrows=arrows)
+        scenes[name] = str(
+            render("web_scene.html", turn=end_of(board), board=shown, legend=bool(arrows))
+        )
+        cards.append(candidates(board, name, reply, values))
+    return scenes, _cards(cards)
+
+
+def candidates(
+    board: chess.Board, name: str, reply: Reply[PolicyAnswer], values: Values | None
+) -> Markup:
+    """A model's candidates beside Stockfish's values, and what to think of them."""
+    known, best = values or {}, max(values, key=values.__getitem__) if values else None
+    lines = list[tuple[str, float | None]]()
+    if (answer := reply.record) is not None:
+        lines = [*itertools.zip_longest(answer.moves, answer.evaluations[: len(answer.moves)])]
+        if answer.best_move not in answer.moves:
+            lines.append((answer.best_move, None))
+    rows = [
+        {
+            "san": "illegal"
+            if (found := rules.legal_move(board, move)) is None
+            else board.san(found),
+            "uci": move,
+            "is_best": answer is not None and move == answer.best_move,
+            "is_legal": found is not None,
+            "model": "" if pawns is None else f"{pawns:+.2f}",
+            "engine": verdict(known[move]) if move in known else "",
+        }
+        for move, pawns in lines
+    ]
+    legality = {move: rules.legal_move(board, move) is not None for move, _ in lines}
+    return render(
+        "web_candidates.html",
+        name=name,
+        rows=rows,
+        warnings=_warnings(name, reply, legality, beyond(name, POLICY.name, board)),
+        has_values=bool(values),
+        engine=best and f"{board.san(board.parse_uci(best))} ({verdict(known[best])})",
+        best=answer and _in_words(board, answer.best_move),
+    )
+
+
+def _in_words(board: chess.Board, move: str) -> str:
+    found = rules.legal_move(board, move)
+    return f"{move} (illegal)" if found is None else board.san(found)
+
+
+def _warnings(
+    name: str, reply: Reply[PolicyAnswer], legality: Mapping[str, bool], far: str
+) -> list[str]:
+    """What is wrong with an answer, and what explains it, a sentence each."""
+    found = []
+    illegal = sum(not is_legal for is_legal in legality.values())
+    if reply.record is None:
+        found.append(
+            f"The answer cannot be read ({reply.fault}); {name} wrote: {reply.text.strip()}"
+        )
+    elif illegal == len(legality):
+        found.append(f"Nothing legal: no move that {name} named can be played here.")
+    elif illegal:
+        found.append(f"Illegal here: {illegal} of the {len(legality)} moves that {name} named.")
+    return [*found, far] if far else found
 
 
 def simulations(backend: Backend, text: str, move: str, models: Sequence[str]) -> Markup:
@@ -114,19 +213,37 @@ def simulations(backend: Backend, text: str, move: str, models: Sequence[str]) -
     board = read_board(text)
     fen, uci = board.fen(), read_move(board, move).uci()
     prompt = environment_prompt(fen, uci, board.move_stack)
-    row = row_of(prompt, None)
+    row, true = row_of(prompt, None), rules.transition(fen, uci)
+    found = rules.legal_move(board, uci)
     cards = []
-    for name in models:
+    for name in _chosen(models):
         (said,) = backend.complete(name, [prompt])
         reply = reply_of(said, parse_environment_answer)
-        _, _, _, _, _, *lines = simulation_lines(fen, uci, name, reply)  # after its board
-        cards.append(_CARD.format(name, Markup(ENVIRONMENT.board(row, said)), "\n".join(lines)))
+        answer = reply.record
+        cards.append(
+            render(
+                "web_simulation.html",
+                name=name,
+                move=f"the illegal {uci}" if found is None else board.san(found),
+                board=Markup(ENVIRONMENT.board(row, said)),
+                said=answer_fields(answer) if answer else {},
+                right=answer_fields(true),
+                wrong=wrong_fields(answer, true) if answer else [],
+                fault=reply.fault,
+                text=reply.text.strip(),
+                far=beyond(name, ENVIRONMENT.name, board),
+            )
+        )
     return _cards(cards)
 
 
-def _cards(cards: Sequence[Markup]) -> Markup:
-    if not cards:
+def _chosen(models: Sequence[str]) -> Sequence[str]:
+    if not models:
         raise RookWorldError("choose a model")
+    return models
+
+
+def _cards(cards: Sequence[Markup]) -> Markup:
     return Markup('<div class="cards">{}</div>').format(Markup().join(cards))
 
 
@@ -142,9 +259,9 @@ def end_of(board: chess.Board) -> str:
 def rewards_shown(
     backend: Backend, model: str, prompt: str, answers: Sequence[str], block: str, scale: str
 ) -> Markup:
-    """A table of what each reward gives for each answer, then totals, advantages and tokens.
+    """A row for each answer: its tokens, what each reward gives, total and advantage.
 
-    The rewards of the block come first with their weights, then the task's others.
+    The task's rewards that are not in the block are folded away below.
 
     Raises:
         RookWorldError: The prompt, the block or a reward is faulty.
@@ -155,18 +272,36 @@ def rewards_shown(
     chosen = try_rewards(row, answers, read_block(block, backend.is_private), scale)
     names = [n for n, reward in known_rewards().items() if task.name in reward.tasks]
     others = try_rewards(row, answers, [{"name": n} for n in names if n not in chosen.rewards])
-    rows: list[tuple[str, str, Sequence[float | None], str]] = [
-        (name, f"{chosen.weights[name]:g}", x, "chosen") for name, x in chosen.rewards.items()
-    ]
-    rows += [("total", "", chosen.totals, "sum"), ("advantage", "", chosen.advantages, "sum")]
-    rows += [(name, "not in the block", x, "other") for name, x in others.rewards.items()]
-    known = [total for total in chosen.totals if not math.isnan(total)]
+    applies = {name for name, given in chosen.rewards.items() if any(x is not None for x in given)}
+    tokens = [backend.pieces(model, text) for text in answers]
+    lacks_values = task.needs_values and values is None
+    return render(
+        "web_rewards.html",
+        summary=_summary(chosen.totals),
+        unknown="Without Stockfish, the values of this position's moves are not known."
+        if lacks_values
+        else "",
+        idle=[name for name in chosen.rewards if name not in applies],
+        heads=[(name, f"{chosen.weights[name]:g}") for name in chosen.rewards if name in applies],
+        rows=list(zip(tokens, _by_answer(chosen.rewards, applies), strict=True)),
+        totals=chosen.totals,
+        advantages=chosen.advantages,
+        other_heads=list(others.rewards),
+        other_rows=_by_answer(others.rewards, others.rewards),
+    )
+
+
+def _summary(totals: Sequence[float]) -> str:
+    known = [total for total in totals if not math.isnan(total)]
     mean = statistics.fmean(known) if known else math.nan
     spread = statistics.stdev(known) if len(known) > 1 else 0.0
-    note = f"Group of {len(answers)}: mean {mean:.3f}, deviation {spread:.3f}."
-    if task.needs_values and values is None:
-        note += " Without Stockfish, the values of this position's moves are not known."
-    tokens = [
-        (backend.pieces(model, t), a) for t, a in zip(answers, chosen.advantages, strict=True)
-    ]
-    return render("web_rewards.html", note=note, rows=rows, tokens=tokens)
+    return f"Group of {len(totals)}: mean total {mean:.3f}, deviation {spread:.3f}."
+
+
+def _by_answer(
+    rewards: Mapping[str, Sequence[float | None]], names: Iterable[str]
+) -> list[list[float | None]]:
+    """For each answer, what the named rewards give, in their order."""
+    columns = [given for name, given in rewards.items() if name in set(names)]
+    count = max(map(len, rewards.values()), default=0)
+    return [[column[place] for column in columns] for place in range(count)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import secrets
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,11 +17,13 @@ from transformers import TrainerCallback
 from transformers.integrations import WandbCallback
 
 from ...common.machine import machine
+from ...common.stats import Paired
 from ...engine.truth import PolicyTruth, policy_values
+from ...tasks.metrics import Results, headlines
 from ...tasks.registry import TASKS, asked, row_task
 from ...tasks.text import shown_text
 from ...training.callbacks import TableInterval
-from ...training.glossary import STEP, dashboard_key
+from ...training.glossary import STEP, dashboard_key, overview
 
 if TYPE_CHECKING:
     from ...training.trainer import RookWorldGRPOTrainer
@@ -52,6 +55,53 @@ class RunConfigCallback(TrainerCallback):
             print(f"W&B: {wandb.run.url or offline}")  # there is no address offline
 
 
+class Curves:
+    """Which numbers are curves: those that have had more than one value.
+
+    A number that has one value all the time stands in the run's summary. When it first changes, the line
+    before that is logged too, by its two ends. Held-out results, and what the overview shows, are curves
+    from their first value on.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[str, tuple[Any, int]] = {}  # value, and the step it was first seen at
+        self._last: dict[str, int] = {}  # the step it was last seen at
+        self._changing: set[str] = set()
+        self._shown = [entry.pattern for _, entries in overview() for entry in entries]
+
+    def take(
+        self, numbers: Mapping[str, Any], step: int
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """The rows to log for the numbers of a step, its own row last, and what goes into the summary.
+
+        Args:
+            numbers: By the dashboard's keys.
+            step: The optimiser step.
+        """
+        rows: dict[int, dict[str, Any]] = {}  # by step: the ends of lines that were flat so far
+        constant: dict[str, Any] = {}
+        row: dict[str, Any] = {STEP: step}
+        for key, number in numbers.items():
+            if not self._is_curve(key):
+                value, begun = self._first.setdefault(key, (number, step))
+                if number == value:
+                    self._last[key] = step
+                    constant[key] = number
+                    continue
+                self._changing.add(key)
+                for end in {begun, self._last[key]}:
+                    rows.setdefault(end, {STEP: end})[key] = value
+            row[key] = number
+        return [*(rows[end] for end in sorted(rows)), row], constant
+
+    def _is_curve(self, key: str) -> bool:
+        if key not in self._changing and (
+            key.startswith("eval/") or any(re.match(shown, key) for shown in self._shown)
+        ):
+            self._changing.add(key)
+        return key in self._changing
+
+
 BOARD_ROWS = 8  # in a table; a picture takes about 20 KB
 
 
@@ -71,6 +121,7 @@ class WandbDashboard(WandbCallback):
         self.trainer = trainer
         self.truth = truth
         self.tables = TableInterval()
+        self.curves = Curves()
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
@@ -81,10 +132,14 @@ class WandbDashboard(WandbCallback):
         if "time/train" in named:  # numbers of the whole training, not of a step
             wandb.run.summary.update(named)
             named = {}
+        rows, constant = self.curves.take(named, state.global_step)
+        wandb.run.summary.update(constant)
+        for row in rows[:-1]:
+            wandb.log(row)
         if self.tables.due(self.trainer, logs):
-            named["boards"] = self._boards()
-        if named:
-            wandb.log({**named, STEP: state.global_step})
+            rows[-1]["boards"] = self._boards()
+        if rows[-1].keys() - {STEP}:
+            wandb.log(rows[-1])
 
     def _boards(self) -> wandb.Table:
         """A table with a row for each completion: prompt, completion, each reward, advantage, board.
@@ -116,6 +171,27 @@ class WandbDashboard(WandbCallback):
             data.append([trainer.state.global_step, *written, *numbers, drawn])
         columns = ["step", "task", "prompt", "completion", *names, "advantage", "board"]
         return wandb.Table(columns=columns, data=data)
+
+
+def summarize(before: Results, after: Results, pairs: Mapping[str, Paired], step: int) -> None:
+    """Put a run's result into W&B's summary: each headline before and after, and the kept step.
+
+    Args:
+        before: Held-out results before training.
+        after: Those of the kept weights.
+        pairs: The comparison row by row.
+        step: The optimiser step of the kept weights.
+    """
+    if wandb.run is None:
+        return
+    found: dict[str, Any] = {"train/kept_step": step}
+    for name in headlines().values():
+        if name in before and name in after:
+            sides = {"before": before[name].value, "after": after[name].value}
+            if pair := pairs.get(name):
+                sides |= {"difference": pair.difference, "low": pair.low, "high": pair.high}
+            found |= {f"eval/change/{name}/{side}": value for side, value in sides.items()}
+    wandb.run.summary.update(found)
 
 
 def use_dashboard(trainer: RookWorldGRPOTrainer, truth: PolicyTruth) -> None:

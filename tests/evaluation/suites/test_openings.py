@@ -10,7 +10,7 @@ import chess
 import pytest
 
 from rookworld_rlvr.evaluation.models import RandomMover
-from rookworld_rlvr.evaluation.results import ModelResults, results_text
+from rookworld_rlvr.evaluation.results import ModelResults, SuiteResult, results_text
 from rookworld_rlvr.evaluation.suite import Answerer, SuiteUnavailableError
 from rookworld_rlvr.evaluation.suites.environment import OpeningsSuite
 from rookworld_rlvr.models.decoding import Decoding
@@ -94,11 +94,21 @@ def test_rows_without_a_readable_prompt_are_left_out(tmp_path: Path) -> None:
     assert list(suite.items) == ["row 1", "row 2"]
     result = suite.run(Oracle())
     assert result.metrics()["exact/ply_1"].value == 1.0
-    text = " ".join(results_text([ModelResults("oracle", {"openings": result}, {})]).split())
-    assert "goal of the author: position of at least 80%: reached" in text
-    missed = suite.run(Says(E4_E5, E4))
-    text = " ".join(results_text([ModelResults("says", {"openings": missed}, {})]).split())
-    assert "position/ply_1 of at least 80%: not reached" in text
+
+    def text(name: str, result: SuiteResult) -> str:
+        return " ".join(results_text([ModelResults(name, {"openings": result}, {})]).split())
+
+    author = "jrahn/RookWorld-LM-124M"
+    reached = "goal of RookWorld's author: position of at least 80%: reached"
+    assert reached in text(author, result)
+    assert "position/ply_1 of at least 80%: not reached" in text(author, suite.run(Says(E4_E5, E4)))
+    assert "goal" not in text("rookworld-nano", result), "it is a goal for the author's models"
+    for start, has_goals in ((author, True), ("rookworld-nano", False)):
+        run = tmp_path / "run"
+        (run / "checkpoint-2").mkdir(parents=True, exist_ok=True)
+        (run / "resolved_config.yaml").write_text(f"model_name_or_path: {start}\n")
+        for folder in (run, run / "checkpoint-2"):
+            assert (reached in text(str(folder), result)) is has_goals
 
 
 def test_a_file_without_openings_is_refused(tmp_path: Path) -> None:

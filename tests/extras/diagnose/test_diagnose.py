@@ -18,7 +18,7 @@ from rookworld_rlvr.cli.main import first_line
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.extras.diagnose import step
 from rookworld_rlvr.extras.diagnose.phases import PHASES
-from rookworld_rlvr.extras.diagnose.report import page, print_report
+from rookworld_rlvr.extras.diagnose.report import page, print_report, tables
 from rookworld_rlvr.models import gpt2, loading
 from rookworld_rlvr.training import scoring
 
@@ -170,11 +170,33 @@ def test_the_terminal_cuts_no_number_and_no_text(
     assert "…" not in shown and max(map(len, shown.splitlines())) <= 80
     words = " ".join(shown.split())
     for group in content["advantages"]["groups"]:
-        assert " ".join(f"{advantage:.4g}" for advantage in group["advantages"]) in words
+        assert " ".join(f"{advantage:.3g}" for advantage in group["advantages"]) in words
     for group in content["generation"]["groups_of_texts"][:2]:
         for row in group["completions"]:
             assert " ".join(row["text"].split()) in words
     assert "enough to learn from" in words
+
+
+def test_names_are_those_of_the_log_and_digits_stand_below_each_other(
+    content: dict[str, Any],
+) -> None:
+    drawn = str(page(content))
+    part = content["rewards"]
+    zero = [name for name, value in part.items() if value == 0]
+    assert "rewards/environment_exact/unscored" in zero
+    for name in part:
+        is_shown = name not in zero and part[name] != []
+        assert (f'<th scope="row">{name}</th>' in drawn) == is_shown, name
+    assert f"<summary>{len(zero)} are 0</summary>" in drawn and ", ".join(zero) in drawn
+    assert "\n".join(content["setup"]["data"][:2]) in drawn, "a line of the data stays a line"
+    checked = 0
+    for key in PHASES:
+        for _, _, rows in tables(content[key]):
+            for column in zip(*rows, strict=True):
+                points = [c.index(".") for c in column if re.fullmatch(r" *-?\d+\.\d+ *", c)]
+                assert len(set(points)) <= 1, column
+                checked += len(points) > 1
+    assert checked > 20
 
 
 def test_rewards_and_answers_are_compared_with_those_before(content: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from rookworld_rlvr.common.stats import Estimate, Paired
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
 from rookworld_rlvr.evaluation.models import RandomMover
 from rookworld_rlvr.extras.evolve import rounds as module
+from rookworld_rlvr.extras.evolve.ledger import unproven
 from rookworld_rlvr.extras.evolve.rounds import is_open, new_positions, play, wrong_states
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.environment import ENVIRONMENT
@@ -84,3 +85,25 @@ def test_the_rule_of_acceptance() -> None:
         match = Estimate(score, score - 0.1, score + 0.1, 10)
         found = module.reasons(Paired(change, change - 0.1, change + 0.1, 0.5, 100), match, broke)
         assert all(text.startswith(start) for text, start in zip(found, said, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("score", "change", "is_proven"),
+    [
+        ((0.53, 0.30, 0.75), (0.001, -0.01, 0.02), False),  # sixteen games
+        ((0.53, 0.51, 0.55), (0.001, -0.01, 0.02), True),
+        ((0.50, 0.45, 0.55), (0.011, 0.005, 0.017), True),
+        ((0.50, 0.45, 0.55), (0.001, None, None), False),
+    ],
+)
+def test_an_accepted_round_says_if_it_proves_nothing(
+    score: tuple[float, ...], change: tuple[float | None, ...], is_proven: bool
+) -> None:
+    names = ("value", "low", "high")
+    entry = {
+        "match": {"score": {**dict(zip(names, score, strict=True)), "n": 16}},
+        "expected_score": dict(zip(("difference", "low", "high"), change, strict=True)),
+    }
+    said = unproven(entry)
+    assert (said == "") is is_proven
+    assert is_proven or said.startswith(", but that proves nothing: neither the match of 16 games")

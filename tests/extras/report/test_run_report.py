@@ -143,7 +143,7 @@ def test_the_page_tells_the_run(one: Path) -> None:
         words.append(f"<b>{result.value:.1%}</b> <small>[{100 * low:.1f}, {100 * high:.1f}]")
     assert [word for word in words if word not in drawn] == []
     assert f"marks the saved weights: step {run.best_step}." in drawn and "<small>p = " in drawn
-    assert drawn.count('class="band') == 11, "one a share"
+    assert drawn.count('class="band') == 13, "one a share, and both headlines beside the verdict"
     assert "chosen by these rows, so its numbers are a little too good" in drawn
     run.config = {**run.config, "load_best_model_at_end": False}
     assert "chosen by these rows" not in page([run])
@@ -203,7 +203,7 @@ def test_a_killed_run_gives_what_there_is(killed: Path) -> None:
     assert "checkpoint-1" in said and "results.json" in said
     assert "heldout_answers_after.jsonl" in said and "health.jsonl could not be read" in said
     drawn = page([run])
-    assert "did not finish; logged up to step 1" in drawn and drawn.count('class="band') == 11
+    assert "did not finish; logged up to step 1" in drawn and drawn.count('class="band') == 13
 
 
 def test_answers_that_do_not_belong_together_are_not_paired(killed: Path) -> None:
@@ -251,6 +251,30 @@ def test_plots_and_boards_are_seen(browser: Browser, one: Path, width: int, sche
             left, _, wide, high = box
             assert wide >= narrowest and high >= 120 and left >= 0 and left + wide <= width
             assert least < painted(shot, box, paper) <= most
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_is_short_until_it_is_unfolded(browser: Browser, one: Path, width: int) -> None:
+    browser.open(one, width)
+    assert browser.ask("return document.documentElement.scrollHeight") <= 4_000
+    numbers = browser.boxes(".numbers b")
+    assert len(numbers) == 2, "a large number for each headline"
+    ((_, top, _, high),) = browser.boxes(".summary .plot > svg")
+    assert top + high <= HEIGHT, "the main curve is beside the verdict, or right below it"
+    shown = browser.ask(
+        "return [...document.querySelectorAll('#heldout td:last-child')]"
+        ".filter(e => e.checkVisibility()).map(e => [e.innerText, e.getBoundingClientRect().right])"
+    )
+    assert len(shown) == 2, "the other metrics are folded"
+    assert all(re.search("p [=<] ", text) and right <= width for text, right in shown), shown
+
+
+def test_shares_have_one_axis_and_another_that_leaves_out_0_says_so() -> None:
+    share = plot("share", [Series("run", [(0, 0.81), (9, 0.84)])], is_share=True)
+    assert ">0%</text>" in share and ">100%</text>" in share and "not from 0" not in share
+    number = plot("norm", [Series("run", [(0, 1.1), (9, 1.4)])])
+    assert "<figcaption>norm <small>y from 1.1, not from 0</small></figcaption>" in number
+    assert "not from 0" not in plot("norm", [Series("run", [(0, 0.0), (9, 1.4)])])
 
 
 def luminance(colour: str) -> float:

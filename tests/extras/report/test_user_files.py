@@ -12,7 +12,7 @@ __all__ = ["folder"]
 def test_it_shows_the_task_s_prompts_and_the_reward_s_mean(folder: Path) -> None:
     done = script("grpo.py", *turns(folder), "my_rewards.py:short", cwd=folder)
     results = json.loads((folder / "run/results.json").read_text())["heldout"]
-    advised = next(line for line in done.stdout.splitlines() if " report --run" in line)
+    advised = next(line for line in done.stdout.splitlines() if " report run" in line)
     script("report.py", *advised.split(" report ")[1].split(), cwd=folder)
     drawn = (folder / "run" / "report.html").read_text()
     assert "T: " in drawn and f"<b>{results['rewards/short']['after']:.3f}</b>" in drawn

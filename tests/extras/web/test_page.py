@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,10 +13,16 @@ import gradio
 import pytest
 
 from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.common.stats import proportion
 from rookworld_rlvr.extras.web.__main__ import main
 from rookworld_rlvr.extras.web.app import LOOPBACK, free_port, launch
 from rookworld_rlvr.extras.web.backend import Backend
-from rookworld_rlvr.extras.web.render import analyses, read_board, square_at
+from rookworld_rlvr.extras.web.reach import beyond, trained_plies
+from rookworld_rlvr.extras.web.render import analyses, candidates, read_board, square_at
+from rookworld_rlvr.extras.web.run_list import described, runs_with_reports
+from rookworld_rlvr.inference.model import reply_of
+from rookworld_rlvr.tasks.policy import parse_policy_answer
+from rookworld_rlvr.training.results import write_results
 
 TAB = "[role=tab]"
 SCRIPT = "<script>document.title = 'run'</script>"
@@ -45,7 +52,7 @@ class Visitor:
     """Somebody at the page, in a window of some width."""
 
     def __init__(self, browser: Any, port: int, width: int) -> None:
-        self.browser, self.ask = browser, browser.ask
+        self.browser, self.ask, self.width = browser, browser.ask, width
         browser.size(width, "dark" if width < 600 else "light")
         browser.driver.get(f"http://{LOOPBACK}:{port}/")
         self.until(lambda: self.text("h1") == "RookWorld")
@@ -55,7 +62,11 @@ class Visitor:
         found = f"const e = document.querySelector('{selector}');"
         return str(self.ask(f"{found} return e?.value ?? e?.innerText ?? ''"))
 
-    def until(self, holds: Callable[[], Any], seconds: float = 90) -> None:
+    def count(self, selector: str) -> int:
+        """How many elements a selector finds."""
+        return int(self.ask(f"return document.querySelectorAll('{selector}').length"))
+
+    def until(self, holds: Callable[[], Any], seconds: float = 60) -> None:
         ends = time.monotonic() + seconds
         while not holds():
             assert time.monotonic() < ends, self.ask("return document.body.innerText")
@@ -64,11 +75,17 @@ class Visitor:
     def press(self, words: str, role: str = "") -> None:
         """Press the visible button with these words; a tab has that role."""
         script = f"const found = [...document.querySelectorAll('button{role}')].find("
-        script += f"b => b.innerText.trim() === {words!r} && b.offsetParent);"
+        script += f"b => b.innerText.trim().split('\\n')[0] === {words!r} && b.offsetParent);"
         self.until(lambda: self.ask(f"{script} found?.click(); return Boolean(found)"))
 
+    def type(self, selector: str, text: str) -> None:
+        """Type a text with the keyboard, in place of what a field holds."""
+        field = self.browser.driver.find_element("css selector", selector)
+        field.clear()
+        field.send_keys(text)
+
     def fill(self, selector: str, text: str) -> None:
-        """Type a text into a field, in place of what it holds."""
+        """Set a field at once; only a change is noticed, not the typing."""
         self.until(lambda: self.ask(f"return document.querySelector('{selector}')"))
         self.ask(
             f"const e = document.querySelector('{selector}'); const type = Object.getPrototypeOf(e);"
@@ -102,28 +119,61 @@ def test_ask(visitor: Visitor) -> None:
         visitor.click(".board", square)
         time.sleep(1)
     visitor.until(lambda: " b KQkq - 0 1" in visitor.text("#position textarea"))
+    assert visitor.text("#asked .turn") == "Black to move"
     visitor.press("Analyse")
     visitor.until(lambda: "best move of rookworld-nano" in visitor.text("#answer"))
-    assert visitor.ask("return document.querySelectorAll('#answer .card > svg').length") == 1
+    assert visitor.count("#asked line") >= 4, "the candidates as arrows on the board"
+    assert visitor.count("#answer svg") == 0, "which is the only one"
+    assert "Stockfish's best" in visitor.text("#asked .legend")
+    assert visitor.count("#answer .candidates tbody tr") == 5
+    if visitor.width == 1280:  # without scrolling
+        assert visitor.ask("return scrollY") == 0
+        bottoms = "[...document.querySelectorAll('#answer .card, #asked .legend')].map(bottom)"
+        bottom = "const bottom = e => e.getBoundingClientRect().bottom;"
+        assert max(visitor.ask(f"{bottom} return {bottoms}")) <= 800
     visitor.fill("#move textarea, #move input", "e7e9")
     visitor.press("What does it lead to?")
     visitor.until(lambda: "give a legal move" in visitor.text("#answer .fault"))
     visitor.fill("#move textarea, #move input", "e5")
     visitor.press("What does it lead to?")
-    visitor.until(lambda: "move number" in visitor.text("#answer"))
+    visitor.until(lambda: "the state after e5" in visitor.text("#answer"))
+    assert visitor.count("#answer .fields tbody tr") == 9
     visitor.fill("#position textarea", "1. e4 e5 2. Nf3")
     visitor.press("Analyse")
     visitor.until(lambda: "Nc6" in visitor.text("#answer") or "Nf6" in visitor.text("#answer"))
 
 
 @pytest.mark.slow
+def test_ask_about_what_was_not_trained_on(visitor: Visitor) -> None:
+    visitor.press("An endgame")
+    visitor.until(lambda: "at least 80 half-moves" in visitor.text("#answer .card"))
+    assert "trained on openings of at most 6" in visitor.text("#answer")
+    visitor.type("#position textarea", "rnbqkbnr/pppppppp/8/8/PP")
+    visitor.until(lambda: visitor.text("#asked .turn") == "Not a whole position yet")
+    assert visitor.text("#answer") == "", "what was said of another position is gone"
+    visitor.press("Analyse")
+    visitor.until(lambda: "a FEN has six fields" in visitor.text("#answer .fault"))
+
+
+@pytest.mark.slow
 def test_rewards(visitor: Visitor) -> None:
     visitor.press("Rewards", TAB)
+    visitor.until(lambda: "Group of 8" in visitor.text("#rewards"))  # sampled without being asked
     visitor.fill("#answers textarea", f"M: e2e4 E: 0.3 B: e2e4\n{SCRIPT}")
     visitor.until(lambda: "Group of 2" in visitor.text("#rewards"))
-    table = visitor.text("#rewards")
-    assert "policy_legality" in table and "advantage" in table
-    assert SCRIPT.split("=")[0] in table, "shown as text"
+    row = "#rewards .answers tbody tr:nth-child(1)"
+    assert visitor.text(f"{row} th") == "M: e2e4 E: 0.3 B: e2e4"
+    labels = visitor.ask(
+        f"return [...document.querySelectorAll('{row} td')].map(e => e.dataset.label)"
+    )
+    in_block = ["policy_best_move", "policy_candidates", "total", "advantage"]
+    assert labels[:4] == in_block, "those of the block that apply, then what becomes of them"
+    assert "Not for this prompt: environment_exact, environment_state." in visitor.text("#rewards")
+    assert not visitor.ask("return document.querySelector('#rewards details').open")
+    assert "policy_legality" in str(
+        visitor.ask("return document.querySelector('#rewards').innerHTML")
+    )
+    assert SCRIPT.split("=")[0] in visitor.text("#rewards"), "shown as text"
     assert visitor.ask("return document.title") != "run"
     visitor.press("Sample 8")
     visitor.until(lambda: "Group of 8" in visitor.text("#rewards"))
@@ -134,17 +184,28 @@ def test_rewards(visitor: Visitor) -> None:
 @pytest.mark.slow
 def test_play_and_runs(visitor: Visitor) -> None:
     visitor.press("Play", TAB)
+    assert visitor.text("#state") == "White to move: your move"
     visitor.click("#game", "d2")
-    time.sleep(1)
+    visitor.until(lambda: visitor.count("#game circle[opacity]") == 2)  # it may go to d3 and d4
     visitor.click("#game", "d4")
+    visitor.until(lambda: re.fullmatch(r"1\. d4 \S+", visitor.text("#moves")))
+    visitor.until(lambda: visitor.text("#state") == "White to move: your move")
+    visitor.press("PGN, with its headers")
     visitor.until(lambda: "1. d4 " in visitor.text("#pgn textarea"))
-    assert "White to move" in visitor.text("#state")
+    assert '[White "You"]' in visitor.text("#pgn textarea")
     visitor.press("Runs", TAB)
-    visitor.press("Show")
-    visitor.until(lambda: visitor.ask("return document.querySelectorAll('iframe.report').length"))
+    visitor.until(lambda: visitor.count("iframe.report"))  # the newest, without being asked
+    assert "did not finish" in visitor.text("#runs")
     shown = visitor.ask("return document.querySelector('iframe.report').srcdoc")
     assert "did not finish" in shown and SCRIPT not in shown
-    assert visitor.ask("return document.querySelector('iframe.report').sandbox.length") == 0
+    sandbox = visitor.ask("return [...document.querySelector('iframe.report').sandbox]")
+    assert sandbox == ["allow-same-origin"], "no script in it runs"
+    inside = "document.querySelector('iframe.report').contentDocument.documentElement"
+    visitor.until(lambda: visitor.ask(f"return {inside}.innerText.includes('did not finish')"))
+    visitor.until(lambda: visitor.ask(f"return {inside}.scrollHeight <= {inside}.clientHeight + 1"))
+    assert visitor.ask("return document.title") != "run"
+    visitor.ask(f"{inside}.querySelector('nav a').click()")
+    assert visitor.ask(f"return {inside}.innerText.includes('did not finish')"), "the report stays"
 
 
 def test_it_listens_here_alone_and_serves_no_files(port: int) -> None:
@@ -175,6 +236,60 @@ def test_bad_arguments_are_one_message(capsys: pytest.CaptureFixture[str]) -> No
         assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("keys", "plies"),
+    [
+        ("model_name_or_path: rookworld-nano\ndataset_name: rookworld-nano-openings", (6, 7)),
+        ("model_name_or_path: owner/large\ndataset_name: rookworld-nano-openings", (None, None)),
+        ("model_name_or_path: rookworld-nano\ndataset_name: mine.jsonl", (None, None)),
+        (
+            "model_name_or_path: rookworld-nano\ndataset_name: rookworld-nano-openings\n"
+            "synthetic_rows: 9\nsynthetic_shares: {openings: 1.0}\nsynthetic_opening_plies: 21",
+            (6, 20),
+        ),
+        (
+            "model_name_or_path: rookworld-nano\ndataset_name: rookworld-nano-openings\n"
+            "synthetic_rows: 9\nsynthetic_shares: {middle_games: 1.0}",
+            (6, None),
+        ),
+        ("][", (None, None)),
+    ],
+)
+def test_it_knows_how_far_a_training_went_or_says_nothing(
+    keys: str, plies: tuple[int | None, int | None], tmp_path: Path
+) -> None:
+    (tmp_path / "resolved_config.yaml").write_text(keys)
+    assert tuple(trained_plies(str(tmp_path), t) for t in ("policy", "environment")) == plies
+    endgame = chess.Board("8/5pk1/6p1/8/3R4/6P1/r4PK1/8 w - - 0 1")  # whatever its move number says
+    assert ("at least 24 half-moves" in beyond(str(tmp_path), "policy", endgame)) == bool(plies[0])
+    assert not beyond("rookworld-nano", "policy", chess.Board())
+
+
+def test_an_answer_without_a_legal_move_says_so() -> None:
+    fen = "4k3/8/8/8/8/8/8/4K3 w - - 0 1"
+    reply = reply_of("M: e2e4 d2d4 E: 0.3 0.2 B: e2e4", parse_policy_answer)
+    shown = candidates(chess.Board(fen), "some-model", reply, None)
+    assert "Nothing legal: no move that some-model named can be played here." in shown
+    assert shown.count('scope="row">illegal') == 2 and "install Stockfish" in shown
+    reply = reply_of("M: e1d1 d2d4 E: 0.3 0.2 B: e1d1", parse_policy_answer)
+    assert "Illegal here: 1 of the 2 moves" in candidates(chess.Board(fen), "x", reply, None)
+
+
+def test_the_runs_of_a_folder_are_told_in_a_line(tmp_path: Path) -> None:
+    run = tmp_path / "mine"
+    run.mkdir()
+    config = run / "resolved_config.yaml"
+    config.write_text("max_length: 9")
+    assert runs_with_reports([str(run)]) == []
+    config.write_text("num_generations: 4")
+    assert runs_with_reports([str(run)]) == [str(run)]
+    os.utime(config, (0, 0))
+    assert re.match(r"mine · 1 Jan 1970, \d\d:\d\d · did not finish$", described(run, tmp_path))
+    sides = ({"environment/exact": proportion(right, 10)} for right in (2, 7))
+    write_results(run / "results.json", dict(zip(("before", "after"), sides, strict=True)))
+    assert described(run, tmp_path).endswith("· environment/exact +50.0 points")
+
+
 def test_boards_are_read_as_people_have_them() -> None:
     assert read_board("").fen() == read_board(chess.STARTING_FEN).fen() == chess.STARTING_FEN
     assert read_board("1. e4 e5 2. Nf3").move_stack[-1] == chess.Move.from_uci("g1f3")
@@ -182,6 +297,10 @@ def test_boards_are_read_as_people_have_them() -> None:
         read_board("1. e4 e5 2. Nf6")
     with pytest.raises(RookWorldError, match="PGN: 'Sf3' is not standard notation"):
         read_board("1. e4 e5 2. Sf3")
+    for typed in ("rnbq", "8", "rnbqkbnr/pp", "b4/4", chess.STARTING_FEN[:40]):
+        with pytest.raises(RookWorldError, match="a FEN has six fields"):
+            read_board(typed)
+    assert read_board("b4 d5").ply() == 2 and read_board("Nf3").ply() == 1
     for fen, said in (
         ("4k3/8/8/8/8/8/8/4K3 w KQkq - 0 1", "castling rights without king and rook at home"),
         ("4k3/8/8/8/8/8/8/4K3 w - e6 0 1", "an en passant square that no pawn has just passed"),

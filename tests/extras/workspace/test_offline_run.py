@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from wandb.proto.wandb_internal_pb2 import Record
 
+from rookworld_rlvr.extras.workspace.boards import Curves
 from rookworld_rlvr.rewards.registry import known_rewards
 from rookworld_rlvr.tasks.metrics import metrics
 from rookworld_rlvr.training.glossary import GLOSSARY, explain
@@ -96,6 +97,40 @@ def test_tables_hold_pictures_and_lie_in_the_run_s_folder(offline: Path) -> None
             assert f"python-chess, after {row['prompt'].split('+')[1]}" in picture
         else:  # the row's own values are the truth
             assert any(word in picture for word in ("engine ", ": best", "unreadable"))
+
+
+def test_the_summary_has_the_result_and_no_constant_is_a_curve(offline: Path) -> None:
+    updates = [item for row in records(offline, "summary") for item in row.update]
+    summary = {
+        item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in updates
+    }
+    result = json.loads((offline / "results.json").read_text())
+    assert summary["train/kept_step"] == result["best_step"]
+    for name in ("environment/exact", "policy/expected_score"):
+        sides = {s: summary[f"eval/change/{name}/{s}"] for s in ("before", "after", "difference")}
+        assert sides["before"] == pytest.approx(result["heldout"][name]["before"])
+        assert sides["difference"] == pytest.approx(sides["after"] - sides["before"])
+        assert summary[f"eval/change/{name}/low"] <= summary[f"eval/change/{name}/high"]
+    logged: dict[str, set[str]] = {}
+    for row in records(offline, "history"):
+        for item in row.item:
+            logged.setdefault(item.key or "/".join(item.nested_key), set()).add(item.value_json)
+    assert "health/skipped_steps" not in logged and summary["health/skipped_steps"] == 0
+    steps = ("health/", "train/clip_ratio")
+    flat = [key for key, values in logged.items() if key.startswith(steps) and len(values) == 1]
+    assert set(flat) <= {"health/unreadable"}, "the overview shows it from the first step on"
+
+
+def test_a_number_becomes_a_curve_when_it_changes() -> None:
+    curves = Curves()
+    key, at = "health/skipped_steps", "train/global_step"
+    for step in (1, 2, 3):
+        assert curves.take({key: 0.0}, step) == ([{at: step}], {key: 0.0})
+    ends = [{at: 1, key: 0.0}, {at: 3, key: 0.0}]
+    assert curves.take({key: 1.0}, 4) == ([*ends, {at: 4, key: 1.0}], {})
+    assert curves.take({key: 1.0}, 5) == ([{at: 5, key: 1.0}], {}), "a curve from now on"
+    for shown in ("eval/overall", "reward/policy", "kl/share_of_loss"):
+        assert curves.take({shown: 0.5}, 1) == ([{at: 1, shown: 0.5}], {})
 
 
 @pytest.mark.slow

@@ -24,12 +24,16 @@ def test_the_library_reads_the_panels_back(tmp_path: Path, monkeypatch: Any) -> 
     spec = WorkspaceViewspec.model_validate(layout["spec"])
     view = View(entity="me", project="chess", display_name="x", name="", id="", spec=spec)
     workspace = Workspace._from_model(view)
-    assert [section.name for section in workspace.sections] == list(SECTIONS.values())
+    assert [section.name for section in workspace.sections] == [
+        "Overview",
+        *SECTIONS.values(),
+    ]
     sections = layout["spec"]["section"]["panelBankConfig"]["sections"]
-    assert [s["name"].split(":")[0] for s in sections[:2]] == ["Health", "Held-out"]
-    assert [s["isOpen"] for s in sections] == [True, True] + 5 * [False]
+    assert [s["name"].split(":")[0] for s in sections[1:3]] == ["Health", "Held-out"]
+    assert [s["isOpen"] for s in sections] == 3 * [True] + 5 * [False]
+    assert len(sections[0]["panels"]) == 6 and '"boards"' in json.dumps(sections[0]["panels"])
     known = {metric.key for metric in GLOSSARY}
-    for section, name in zip(sections, SECTIONS, strict=True):
+    for section, name in zip(sections, ["overview", *SECTIONS], strict=True):
         for panel in section["panels"]:
             config = panel["config"]
             if panel["viewType"] == "Run History Line Plot":
