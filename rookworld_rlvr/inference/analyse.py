@@ -24,7 +24,7 @@ from ..common.errors import EngineError, RookWorldError
 from ..common.terminal import printable, show
 from ..engine import EngineArguments
 from ..engine.labeller import Labeller
-from ..models.loading import PACKAGED_MODEL
+from ..models.loading import PACKAGED_MODELS
 from ..tasks import positions, rules
 from ..tasks.environment import answer_fields, wrong_fields
 from ..tasks.types import MATE_CP, EnvironmentAnswer, PolicyAnswer, Values
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
 def _asked(args: argparse.Namespace) -> tuple[chess.Board, str]:
     """The position that is asked about, and the move if one is; faults show before a model is loaded."""
     fen = " ".join(args.fen)
-    if os.path.isdir(fen) or fen == PACKAGED_MODEL:  # Path.is_dir raises for a long name
+    if os.path.isdir(fen) or fen in PACKAGED_MODELS:  # Path.is_dir raises for a long name
         raise RookWorldError(f"{fen!r} is a model, not a position; write --model {fen}")
     board = chess.Board(read_position(fen))
     for move in re.sub(r"\d+\.+", " ", " ".join(args.moves)).split():  # without move numbers

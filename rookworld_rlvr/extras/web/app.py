@@ -75,7 +75,7 @@ from pathlib import Path
 from rookworld_rlvr.extras.web.app import launch
 
 if __name__ == "__main__":
-    launch(["rookworld-nano"], Path("runs"), "0.0.0.0", 7860)
+    launch(["rookworld-games"], Path("runs"), "0.0.0.0", 7860)
     threading.Event().wait()
 """
 

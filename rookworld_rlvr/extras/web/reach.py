@@ -30,7 +30,7 @@ def beyond(model: str, task: str, board: chess.Board) -> str:
     Empty if it is not, or if it is not known how far the training went.
 
     Args:
-        model: ``rookworld-nano``, a run's folder, or another name, of which nothing is known.
+        model: A packaged name, a run's folder, or another name, of which nothing is known.
         task: What is asked, ``policy`` or ``environment``.
         board: The position.
     """
