@@ -206,7 +206,8 @@ def _cut(
     """Cut rows, the shortest first, so that each part has at most so many tokens when it is padded."""
     found, end = [], len(ordered)
     while end:
-        start = max(end - most // int(lengths[ordered[end - 1]]), 0)
+        count = max(1, most // int(lengths[ordered[end - 1]]))
+        start = max(end - count, 0)
         found.append(ordered[start:end])
         end = start
     return found

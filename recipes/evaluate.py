@@ -168,6 +168,8 @@ def evaluate(
     ################
     document = results_document(results, trained_on, {"arguments": given, **machine()})
     if state.is_main_process:
+        if args.output_file:
+            write_json(Path(args.output_file), document)
         print(results_text(results))
         if args.pgn_file:
             path = Path(args.pgn_file)
@@ -176,7 +178,6 @@ def evaluate(
                 pgn.write("\n".join(games))
             print(f"\ngames: {args.pgn_file}")
         if args.output_file:
-            write_json(Path(args.output_file), document)
             print(f"\nresults: {args.output_file}")
     return document
 

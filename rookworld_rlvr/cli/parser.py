@@ -106,11 +106,18 @@ class StrictParser(TrlParser):
             show(help_text(name, self.actions, self.dataclass_types, keys))
             raise SystemExit(0)
         (_, strays), *given = options(argv)
+        alone: list[str] = []
         if self.positional and strays:
-            given, strays = [(self.positional, strays), *given], []
+            given, strays, alone = [(self.positional, strays), *given], [], strays
         self._faults = [
             f"command line: {word!r} belongs to no --key{self._meant(word)}" for word in strays
         ]
+        takes_one = bool(alone) and list not in self._forms(self.positional)
+        if takes_one and any(key == self.positional for key, _ in given[1:]):
+            self._faults.append(
+                f"command line: --{spelled(self.positional)} is given and {' '.join(alone)!r} stands "
+                "alone; leave one out"
+            )
         configs = [words for key, words in given if key == "config"]
         path = find_recipe(" ".join(configs[-1])) if configs else None
         default = self._read_yaml(self.default_config)

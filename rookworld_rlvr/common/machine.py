@@ -73,10 +73,14 @@ def has_gpu() -> bool:
 
 
 def is_fetched(name: str) -> bool:
-    """Whether a model's weights were fetched from the Hub before."""
+    """Whether a model's weights were fetched from the Hub before; False for what is no name there."""
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
-    return isinstance(try_to_load_from_cache(name, _WEIGHTS), str)
+    try:
+        return isinstance(try_to_load_from_cache(name, _WEIGHTS), str)
+    except HFValidationError:
+        return False
 
 
 def reaches_hub(name: str) -> bool:
@@ -96,7 +100,8 @@ def reaches_hub(name: str) -> bool:
         return False
     address = urlsplit(constants.ENDPOINT)
     proxy = urlsplit(getproxies().get(address.scheme, ""))
-    host, port = proxy.hostname or address.hostname, proxy.port or address.port or 443
+    used = proxy if proxy.hostname else address
+    host, port = used.hostname, used.port or {"http": 80}.get(used.scheme, 443)
     try:
         socket.create_connection((host, port), timeout=2).close()
     except OSError:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..common.errors import RookWorldError
 from ..common.files import RESOLVED_CONFIG, read_keys
 from ..common.stats import Estimate, MetricKind, Paired, estimate, paired_by_metric
 from ..common.terminal import wrapped
@@ -175,8 +176,12 @@ def goal_lines(suite: str, model: str, metrics: Mapping[str, Estimate]) -> list[
     ]
 
 
-def is_rookworld_lm(model: str) -> bool:
+def is_rookworld_lm(model: str, seen: frozenset[Path] = frozenset()) -> bool:
     """Whether a model is one of RookWorld-LM's, or comes from a run that started from one.
+
+    Args:
+        model: Its name or folder. Of a run whose record cannot be read, nothing is known.
+        seen: Folders that were looked into; runs may have been started from each other.
 
     >>> is_rookworld_lm("jrahn/RookWorld-LM-124M"), is_rookworld_lm("rookworld-nano")
     (True, False)
@@ -186,8 +191,12 @@ def is_rookworld_lm(model: str) -> bool:
         return True
     for folder in (path, path.parent):  # a checkpoint is in its run's folder
         if (file := folder / RESOLVED_CONFIG).is_file():
-            start = str(read_keys(file).get("model_name_or_path", ""))
-            return Path(start) not in (path, folder) and is_rookworld_lm(start)
+            try:
+                start = str(read_keys(file).get("model_name_or_path", ""))
+            except RookWorldError:
+                return False
+            seen |= {path, folder}
+            return Path(start) not in seen and is_rookworld_lm(start, seen)
     return False
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import re
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 import chess
 
 from ..common.errors import EngineError, RookWorldError
+from ..common.files import json_text
 from ..common.terminal import printable, show
 from ..engine import EngineArguments
 from ..engine.labeller import Labeller
@@ -88,7 +88,7 @@ def _json(args: argparse.Namespace) -> str:
         values, engine = _values(fen)
         (reply,) = start(args.model).analyse_all([fen])
         found |= answer_record(fen, reply, values) | {"engine": engine}
-    return json.dumps(found, indent=2)
+    return json_text(found).rstrip()
 
 
 # --------------------------------------------------------------------------------------------------

@@ -33,10 +33,16 @@ class ModelParser(argparse.ArgumentParser):
         """Read the options; what stood alone is put where its option would be."""
         parsed = self.parse_intermixed_args(*args, **kwargs)
         if alone := parsed.__dict__.pop(_ALONE):
-            takes_one = isinstance(self.get_default(self.without_option), str)
+            name = self.without_option
+            usual, given = self.get_default(name), getattr(parsed, name)
+            takes_one = isinstance(usual, str)
             if takes_one and len(alone) > 1:
-                self.error(f"one {self.without_option} is taken; leave {' '.join(alone[1:])!r} out")
-            setattr(parsed, self.without_option, alone[0] if takes_one else alone)
+                self.error(f"one {name} is taken; leave {' '.join(alone[1:])!r} out")
+            # A FEN's six words are one thing, and its option takes as many as several models'.
+            if given != usual and (takes_one or name == "fen"):
+                self.error(f"--{name} is given and {' '.join(alone)!r} stands alone; leave one out")
+            both = [*([] if given == usual else given), *alone]
+            setattr(parsed, name, alone[0] if takes_one else both)
         return parsed
 
 

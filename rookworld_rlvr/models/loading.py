@@ -64,7 +64,10 @@ def resolve_model_path(name: str) -> str:
 
 
 def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[str]:
-    """Faults of a model's name, found without loading anything; `key` is the option that names it."""
+    """Faults of a model's name; `key` is the option that names it.
+
+    Nothing is loaded. Only a name without an owner that is like no other is looked up on the Hub.
+    """
     if name is None:
         return [f"{key}: missing; give {PACKAGED_MODEL}, a folder or a Hub id"]
     path = Path(resolve_model_path(name))
@@ -81,8 +84,12 @@ def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[
         ]
     if is_hub_id(name) and not path.exists():
         return []
+    models = chain(Path().glob("*/config.json"), Path().glob("*/*/config.json"))
+    folders = [str(path.parent) for path in models]
+    close = difflib.get_close_matches(name, [*PACKAGED_MODELS, *folders], n=1)
     is_bare = bool(_BARE.fullmatch(name)) and not path.exists()  # such as gpt2
-    if is_bare and _is_on_hub(name):
+    # A name that is nearly right is a slip, and no word of it leaves this machine.
+    if is_bare and not close and _is_on_hub(name):
         return []
     recipe = ""
     if path.parent == Path("runs") and path.name in shipped_names("recipes"):
@@ -90,9 +97,6 @@ def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[
         recipe = f"; a recipe of that name makes it: {command}"
     if path.is_dir():
         return [f"{key}: no model in {name!r}{recipe}"]
-    models = chain(Path().glob("*/config.json"), Path().glob("*/*/config.json"))
-    folders = (str(path.parent) for path in models)
-    close = difflib.get_close_matches(name, [*PACKAGED_MODELS, *folders], n=1)
     no_hub = "; the Hub has no such model, or is not reached" if is_bare else ""
     meant = f"; did you mean {close[0]}?" if close else no_hub
     return [

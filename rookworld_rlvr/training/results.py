@@ -159,15 +159,25 @@ def _changed(name: str, change: float, pair: Paired | None) -> str:
     'environment/exact rose by 41.3 points (95% interval [+38.0, +44.5])'
     """
     moved = f"{name} {'rose' if change > 0 else 'fell'} by {abs(100 * change):.1f} points"
+    moved = moved if change else f"{name} stayed as it was"
     if pair is None:
         return moved
-    interval = f"95% interval [{100 * pair.low:+.1f}, {100 * pair.high:+.1f}]"
-    if math.isnan(pair.low):
-        interval = "no interval: too few rows"
+    interval = change_interval(pair)
     if pair.is_tie:
         may_be = f"{name} is a tie: the change of {100 * change:+.1f} points may be chance"
         return f"{may_be} ({interval}, p = {pair.p:.2g})"
     return f"{moved} ({interval})"
+
+
+def change_interval(pair: Paired) -> str:
+    """The 95% interval of a change, in points, in words.
+
+    >>> change_interval(Paired(0.1, math.nan, math.nan, 1.0, 2))
+    'no interval: too few rows'
+    """
+    if math.isnan(pair.low):
+        return "no interval: too few rows"
+    return f"95% interval [{100 * pair.low:+.1f}, {100 * pair.high:+.1f}]"
 
 
 def write_results(path: Path, sides: Mapping[str, Results], **extra: Any) -> None:

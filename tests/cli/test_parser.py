@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rookworld_rlvr.cli import parser
-from rookworld_rlvr.cli.run import POSITIONAL
+from rookworld_rlvr.cli.run import POSITIONAL, SCRIPTS
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.training import config
 
@@ -151,11 +151,17 @@ def test_what_can_mean_one_thing_only_needs_no_key(line: str, models: list[str])
     assert model_args.model_name_or_path == models
 
 
-@pytest.mark.parametrize("command", POSITIONAL)
+@pytest.mark.parametrize("command", sorted(POSITIONAL.keys() & SCRIPTS.keys()))
 def test_what_needs_no_key_is_a_key_and_in_the_help(command: str, tmp_path: Path) -> None:
     said = script(f"{command}.py", "--help", cwd=tmp_path).stdout.splitlines()[0]
     name = {"report": "RUN ...", "evaluate": "MODEL ...", "export": "MODEL"}[command]
     assert said.startswith(f"rookworld {command} [{name}] [--config RECIPE]")
+
+
+def test_one_thing_is_not_given_twice(tmp_path: Path) -> None:
+    words = ("rookworld-nano", "--model", "rookworld-games")
+    done = script("export.py", *words, cwd=tmp_path, code=2)
+    assert "--model is given and 'rookworld-nano' stands alone; leave one out" in done.stderr
 
 
 @pytest.mark.parametrize(

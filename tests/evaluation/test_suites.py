@@ -12,13 +12,19 @@ from typing import Any
 import pytest
 
 from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.common.files import RESOLVED_CONFIG
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, DataArguments, is_held_out, load_data
 from rookworld_rlvr.engine import EngineArguments
 from rookworld_rlvr.evaluation import results
 from rookworld_rlvr.evaluation import suite as base
 from rookworld_rlvr.evaluation.models import LanguageModel, RandomMover
 from rookworld_rlvr.evaluation.registry import SUITE_HEADLINES, SuiteArguments
-from rookworld_rlvr.evaluation.results import ModelResults, results_document, results_text
+from rookworld_rlvr.evaluation.results import (
+    ModelResults,
+    is_rookworld_lm,
+    results_document,
+    results_text,
+)
 from rookworld_rlvr.evaluation.suites.environment import EnvironmentSuite, FillInSuite
 from rookworld_rlvr.evaluation.suites.environment import OpeningsSuite as Openings
 from rookworld_rlvr.evaluation.suites.games import SelfPlaySuite
@@ -291,3 +297,14 @@ def test_items_are_held_out_records_each_field_as_often() -> None:
         assert fen in states, "the position is the true one, hidden or not"
         assert states == {fen} or prompt.column == "state"
     assert len(fens) == len({*map(str, prompts)})
+
+
+def test_runs_that_were_started_from_each_other_are_no_riddle(tmp_path: Path) -> None:
+    for name, start in (("a", "b"), ("b", "a"), ("c", "jrahn/RookWorld-LM-124M")):
+        (tmp_path / name).mkdir()
+        start = str(tmp_path / start) if len(start) == 1 else start
+        (tmp_path / name / RESOLVED_CONFIG).write_text(f"model_name_or_path: {start}\n")
+    found = [is_rookworld_lm(str(tmp_path / name)) for name in "abc"]
+    assert found == [False, False, True]
+    (tmp_path / "c" / RESOLVED_CONFIG).write_text("a: [\n")
+    assert not is_rookworld_lm(str(tmp_path / "c")), "nothing is known of it"

@@ -46,7 +46,10 @@ def test_a_name_that_is_no_model_says_what_it_is(tmp_path: Path, monkeypatch: An
 
 
 def test_a_name_without_an_owner_is_looked_up_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
     def model_info(self: HfApi, name: str, **_: object) -> None:
+        asked.append(name)
         if name != "gpt2":
             raise OSError("404")
 
@@ -54,8 +57,13 @@ def test_a_name_without_an_owner_is_looked_up_on_the_hub(monkeypatch: pytest.Mon
     monkeypatch.setattr(loading, "reaches_hub", lambda name: True)
     loading._is_on_hub.cache_clear()
     assert loading.check_model_name("gpt2") == []
-    (fault,) = loading.check_model_name("gpt2-tiniest")
-    assert "there is no folder 'gpt2-tiniest'" in fault and "the Hub has no such model" in fault
+    (fault,) = loading.check_model_name("tiniest")
+    assert "there is no folder 'tiniest'" in fault and "the Hub has no such model" in fault
+    asked.clear()
+    (fault,) = loading.check_model_name("rookworld-nanno")
+    assert "did you mean rookworld-nano?" in fault and not asked, "a slip stays here"
+    for refused in ("my--model", "model-", "x.git"):
+        assert len(loading.check_model_name(refused)) == 1, "the Hub's library has no such names"
     (fault,) = loading.check_model_name("runs/gpt2")
     assert "the Hub has no" not in fault, "a path"
     monkeypatch.setattr(loading, "reaches_hub", lambda name: False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,8 +95,8 @@ def _game_moves(rows: int, seed: int) -> dict[str, GameMove]:
     chosen: dict[str, GameMove] = {}
     for kind, moves in found.items():
         texts = random.Random(f"{seed} {kind}").sample(list(moves), len(moves))
-        chosen |= {text: moves[text] for text in texts[: rows // len(KINDS)]}
-    return chosen
+        chosen |= {text: moves[text] for text in texts[: math.ceil(rows / len(KINDS))]}
+    return dict(islice(chosen.items(), rows))
 
 
 def _held_out_moves(kind: str, moves: list[str]) -> Iterator[GameMove]:

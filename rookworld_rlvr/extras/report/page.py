@@ -12,7 +12,7 @@ from ...common.html import name, render
 from ...evaluation.results import decoding_text
 from ...tasks.metrics import headline, headlines
 from ...tasks.registry import TASKS
-from ...training.results import change_text, interval_text, limit_lines, value_text
+from ...training.results import change_interval, change_text, interval_text, limit_lines, value_text
 from ...training.resuming import stretches, words
 from .plots import COLOURS, heldout_plots, main_plot, training_plots
 from .record import (
@@ -115,8 +115,7 @@ def _numbers(run: RunRecord) -> list[dict[str, str]]:
             old, new = run.before[metric], run.after[metric]
             sure = ""
             if pair := run.changes.get(metric):
-                low, high = (f"{100 * bound:+.1f}" for bound in (pair.low, pair.high))
-                sure = f"95% interval {low} to {high}, {_p_text(pair.p)}"
+                sure = f"{change_interval(pair)}, {_p_text(pair.p)}"
             found.append(
                 {
                     "metric": metric,

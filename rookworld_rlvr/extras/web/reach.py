@@ -45,8 +45,14 @@ def beyond(model: str, task: str, board: chess.Board) -> str:
     )
 
 
-def trained_plies(model: str, task: str) -> int | None:
-    """The half-moves before the deepest position that a model was trained on; None if unknown."""
+def trained_plies(model: str, task: str, seen: frozenset[str] = frozenset()) -> int | None:
+    """The half-moves before the deepest position that a model was trained on; None if unknown.
+
+    Args:
+        model: See `beyond`.
+        task: See `beyond`.
+        seen: Models that started from this one; runs may have been started from each other.
+    """
     keys = _keys(model)
     base = keys.get("model_name_or_path")
     if keys.get("dataset_name") != OPENINGS:
@@ -57,7 +63,8 @@ def trained_plies(model: str, task: str) -> int | None:
             return None
         deepest.append(keys.get("synthetic_opening_plies", 12) - 1)
     if base is not None:
-        of_base = trained_plies(base, task) if base != model else None
+        seen |= {model}
+        of_base = trained_plies(base, task, seen) if base not in seen else None
         if of_base is None:
             return None
         deepest.append(of_base)

@@ -50,6 +50,6 @@ def _changes(run: Path, changed: float) -> str:
         if metric in before and metric in after:
             change = files.change_text(metric, after[metric].value - before[metric].value)
             if pair := pairs.get(metric):
-                change += f" [{100 * pair.low:+.1f}, {100 * pair.high:+.1f}]"
+                change += f" ({files.change_interval(pair)})"
             parts.append(f"{metric} {change}")
     return f"{'; '.join(parts)} points" if parts else "no held-out results"

@@ -84,7 +84,8 @@ class Curves:
         for key, number in numbers.items():
             if not self._is_curve(key):
                 value, begun = self._first.setdefault(key, (number, step))
-                if number == value:
+                # Two that are no numbers are unequal to each other.
+                if number == value or (number != number and value != value):
                     self._last[key] = step
                     constant[key] = number
                     continue
@@ -189,7 +190,9 @@ def summarize(before: Results, after: Results, pairs: Mapping[str, Paired], step
         if name in before and name in after:
             sides = {"before": before[name].value, "after": after[name].value}
             if pair := pairs.get(name):
-                sides |= {"difference": pair.difference, "low": pair.low, "high": pair.high}
+                sides["difference"] = pair.difference
+                if not math.isnan(pair.low):  # too few rows
+                    sides |= {"low": pair.low, "high": pair.high}
             found |= {f"eval/change/{name}/{side}": value for side, value in sides.items()}
     wandb.run.summary.update(found)
 

@@ -373,7 +373,7 @@ def test_one_batch_over_and_over(diagnose: Diagnose, healthy: Path, tmp_path: Pa
     assert [row["step"] for row in content["log_history"]] == [1, 2, 3]
     assert all(row["grad_norm"] is not None for row in content["log_history"])
     drawn = (tmp_path / "out" / "diagnosis.html").read_text()
-    assert "repetitions" in drawn and ">grad norm<" in drawn
+    assert "repetitions" in drawn and ">grad_norm<" in drawn
     rows = {row["metric"]: row for row in content["analysis"]["comparison"]}
     coefficient = rows["kl/coefficient"]
     assert (coefficient["here"], coefficient["first"]) == (0.1, 0.05)

@@ -311,3 +311,11 @@ def test_boards_are_read_as_people_have_them() -> None:
     with pytest.raises(RookWorldError, match="PGN: it is of the variant 'Atomic'"):
         read_board('[Variant "Atomic"]\n\n1. e4 d5 2. exd5 *')
     assert [square_at(0.99, 0.99), square_at(0.01, 0.01, chess.BLACK)] == [chess.H1, chess.H1]
+
+
+def test_runs_that_were_started_from_each_other_tell_no_depth(tmp_path: Path) -> None:
+    for name, start in (("a", "b"), ("b", "a")):
+        (tmp_path / name).mkdir()
+        keys = f"model_name_or_path: {tmp_path / start}\ndataset_name: rookworld-nano-openings\n"
+        (tmp_path / name / "resolved_config.yaml").write_text(keys)
+    assert trained_plies(str(tmp_path / "a"), "policy") is None

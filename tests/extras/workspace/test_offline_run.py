@@ -129,6 +129,11 @@ def test_a_number_becomes_a_curve_when_it_changes() -> None:
     ends = [{at: 1, key: 0.0}, {at: 3, key: 0.0}]
     assert curves.take({key: 1.0}, 4) == ([*ends, {at: 4, key: 1.0}], {})
     assert curves.take({key: 1.0}, 5) == ([{at: 5, key: 1.0}], {}), "a curve from now on"
+    nan = float("nan")
+    assert curves.take({"train/grad_norm": nan}, 1)[0] == [{at: 1}]
+    assert curves.take({"train/grad_norm": nan}, 2)[0] == [{at: 2}], "no number is no change"
+    rows, _ = curves.take({"train/grad_norm": 0.5}, 3)
+    assert [row[at] for row in rows] == [1, 2, 3] and rows[-1]["train/grad_norm"] == 0.5
     for shown in ("eval/overall", "reward/policy", "kl/share_of_loss"):
         assert curves.take({shown: 0.5}, 1) == ([{at: 1, shown: 0.5}], {})
 
