@@ -30,7 +30,6 @@ import plots
 import tries
 import yaml
 
-from rookworld_rlvr.cli.catalogue import first_comment
 from rookworld_rlvr.cli.help_text import help_entries
 from rookworld_rlvr.cli.run import SCRIPTS
 from rookworld_rlvr.common.settings import BOUNDS, Bounds, kinds
@@ -383,6 +382,12 @@ def files(pattern: str) -> str:
         item(f"[`{path.name}`](../{path.relative_to(REPOSITORY)}): {first_comment(path)}")
         for path in sorted(REPOSITORY.glob(pattern))
     )
+
+
+def first_comment(path: Path) -> str:
+    """A recipe's description: its comment up to the first empty line."""
+    lines = [line.removeprefix("#").strip() for line in path.read_text("utf-8").splitlines()]
+    return " ".join(lines[: lines.index("")])
 
 
 def measured(name: str) -> str:

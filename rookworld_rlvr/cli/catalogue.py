@@ -130,9 +130,3 @@ def _prose(path: Path) -> Iterator[str]:
         yield text
     if paragraph:
         yield " ".join(paragraph)
-
-
-def first_comment(path: Path) -> str:
-    """A recipe's description: its comment up to the first empty line."""
-    lines = [line.removeprefix("#").strip() for line in path.read_text("utf-8").splitlines()]
-    return " ".join(lines[: lines.index("")])

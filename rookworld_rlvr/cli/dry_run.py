@@ -12,7 +12,7 @@ from transformers import AutoConfig
 from trl import ModelConfig
 
 from ..common.errors import RookWorldError
-from ..common.machine import has_gpu, is_fetched, reaches_hub
+from ..common.machine import is_fetched, reaches_hub
 from ..common.terminal import wrapped
 from ..data.loading import LoadedData
 from ..engine.truth import PolicyTruth
@@ -72,6 +72,7 @@ def verdict(
     tokens: int | None,
     work: str,
     has_warnings: bool = False,
+    on_gpu: bool = False,
 ) -> str:
     """Whether a recipe can run on this machine, and why not.
 
@@ -83,10 +84,11 @@ def verdict(
         tokens: The most of an answer; None if a model has no answers.
         work: What the run would do, in a few words.
         has_warnings: Whether there is something to read before it starts.
+        on_gpu: Whether it would compute on a GPU.
     """
     name = str(model_args.model_name_or_path)
     is_here = Path(loading.resolve_model_path(name)).is_dir()
-    if not is_here and not reaches_hub(name):
+    if not is_here and not reaches_hub(name, model_args.model_revision):
         why = f"the model {name} is on the Hub, which is not reached from here"
         return f"this recipe cannot run here yet: {why}"
     if is_here and tokens is not None:
@@ -95,8 +97,12 @@ def verdict(
             loading.check_lengths(config, loading.load_tokenizer(name), list(prompts), tokens)
         except RookWorldError as error:
             return f"this recipe cannot run: {error}"
-    where = "a GPU" if has_gpu() else "the CPU"
-    fetched = "" if is_here or is_fetched(name) else "; the model is fetched from the Hub first"
+    where = "a GPU" if on_gpu else "the CPU"
+    fetched = (
+        ""
+        if is_here or is_fetched(name, model_args.model_revision)
+        else "; the model is fetched from the Hub first"
+    )
     said = f"this recipe can run: {work}, on {where}{fetched}"
     read = "read the warnings above, then run" if has_warnings else "run"
     return f"{said}; {read} the same command without --dry_run"

@@ -87,8 +87,14 @@ def start(command: str, line: Sequence[str]) -> None:
         if faults := [*chain(*map(check_model_name, sorted(names - {RANDOM_MOVER})))]:
             raise ConfigurationError(faults)
         if said := first_line(Path(line[0]), given):
-            to_people = sys.stderr if "json" in given else sys.stdout  # a program reads the other
+            to_people = sys.stderr if asks_json(given) else sys.stdout  # a program reads the other
             print(wrapped(f"rookworld {command}: {said}"), file=to_people, flush=True)
+
+
+def asks_json(given: Mapping[str, Sequence[str]]) -> bool:
+    """Whether a line or its recipe has the key `json`, which prints an object for programs."""
+    file = find_recipe(given["config"][-1]) if given.get("config") else None
+    return "json" in given or bool(file and read_keys(file).get("json"))
 
 
 def check_keys(script: Path, given: Mapping[str, Sequence[str]]) -> None:

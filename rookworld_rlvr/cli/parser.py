@@ -258,7 +258,8 @@ class StrictParser(TrlParser):
         try:
             namespace, rest = self.parse_known_args([flag, *words])
         except (TypeError, ValueError, argparse.ArgumentTypeError, SystemExit) as error:
-            self._faults.append(f"{where}: {error}")
+            is_switch = action.nargs == "?" and bool in self._forms(key)
+            self._faults.append(f"{where}: {_no_switch(flag, words) if is_switch else error}")
             return
         value = getattr(namespace, action.dest)
         if rest and list in self._forms(key):
@@ -346,3 +347,11 @@ def _is_plain(value: Any) -> bool:
 
 def _dump(values: dict[str, Any]) -> str:
     return yaml.safe_dump(values, sort_keys=True, allow_unicode=True) if values else ""
+
+
+def _no_switch(flag: str, words: Sequence[str]) -> str:
+    """What is wrong with the value of a key that is true or false."""
+    return (
+        f"{flag} is true or false, not {' '.join(words)!r}; write {flag} true, and put what is not its "
+        "value before it"
+    )

@@ -123,7 +123,8 @@ class TrainingRun:
         steps, epochs = self.args.max_steps, self.args.num_train_epochs
         length = f"{steps} steps" if steps > 0 else f"{epochs:g} epochs"
         work = f"{length} on {rows} rows"
-        said = verdict(self.model_args, data.prompts(), tokens, work, has_warnings)
+        on_gpu = self.args.device.type == "cuda"
+        said = verdict(self.model_args, data.prompts(), tokens, work, has_warnings, on_gpu)
         self.state.print(wrapped(said, 0))
 
     def open_folder(

@@ -26,7 +26,7 @@ SPINS = 20_000
 SECONDS = 0.3  # for which cores are watched
 
 
-_WEIGHTS = "model.safetensors"
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")  # the second of several files
 
 
 _NUMBER = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -72,18 +72,24 @@ def has_gpu() -> bool:
     return bool(torch.cuda.is_available())
 
 
-def is_fetched(name: str) -> bool:
-    """Whether a model's weights were fetched from the Hub before; False for what is no name there."""
+def is_fetched(name: str, revision: str | None = None) -> bool:
+    """Whether a model's weights were fetched from the Hub before; False for what is no name there.
+
+    Args:
+        name: A Hub id.
+        revision: A branch, tag or commit; None is the main branch.
+    """
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return isinstance(try_to_load_from_cache(name, _WEIGHTS), str)
+        found = [try_to_load_from_cache(name, file, revision=revision) for file in _WEIGHTS]
     except HFValidationError:
         return False
+    return any(isinstance(path, str) for path in found)
 
 
-def reaches_hub(name: str) -> bool:
+def reaches_hub(name: str, revision: str | None = None) -> bool:
     """Whether a model of the Hub can be loaded here: it was fetched before, or the Hub is reached.
 
     Nothing is asked of the Hub: a connection is opened and closed, which takes two seconds at most.
@@ -94,7 +100,7 @@ def reaches_hub(name: str) -> bool:
 
     from huggingface_hub import constants
 
-    if is_fetched(name):
+    if is_fetched(name, revision):
         return True
     if constants.HF_HUB_OFFLINE:
         return False

@@ -305,6 +305,7 @@ def _play(backend: Backend) -> None:
         game, human, said = game.copy(), colour == "White", ""
         try:
             if typed and not game.is_game_over():
+                check_turn(game, human, name)
                 game.push(read_legal_move(game, typed))
             if game.turn != human and not game.is_game_over():
                 yield _game(game, human, notes, name, "")
@@ -342,6 +343,18 @@ def _play(backend: Backend) -> None:
     gr.on([new.click, side.change], restart, [model, side], shown, show_progress="hidden")
     move.submit(play, [*asked, move], shown, show_progress="hidden")
     board.click(click, [*asked, picked], shown, show_progress="hidden")
+
+
+def check_turn(game: chess.Board, human: bool, name: str) -> None:
+    """Refuse a move that is typed while the model has its turn.
+
+    Raises:
+        RookWorldError: The model has not answered yet, or failed to.
+    """
+    if game.turn != human:
+        raise RookWorldError(
+            f"it is {name}'s turn; wait for its move, or press Enter in the empty field to ask again"
+        )
 
 
 def _game(game: chess.Board, human: bool, notes: Notes, name: str, said: str) -> tuple[Any, ...]:

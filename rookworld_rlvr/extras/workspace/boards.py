@@ -123,6 +123,7 @@ class WandbDashboard(WandbCallback):
         self.truth = truth
         self.tables = TableInterval()
         self.curves = Curves()
+        self.is_new = True
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
@@ -133,6 +134,7 @@ class WandbDashboard(WandbCallback):
         if "time/train" in named:  # numbers of the whole training, not of a step
             wandb.run.summary.update(named)
             named = {}
+        self._take_earlier(state.log_history)
         rows, constant = self.curves.take(named, state.global_step)
         wandb.run.summary.update(constant)
         for row in rows[:-1]:
@@ -141,6 +143,20 @@ class WandbDashboard(WandbCallback):
             rows[-1]["boards"] = self._boards()
         if rows[-1].keys() - {STEP}:
             wandb.log(rows[-1])
+
+    def _take_earlier(self, history: Sequence[Mapping[str, Any]]) -> None:
+        """Once, take what a resumed run has logged before: its curves go on, its flat lines as well.
+
+        Args:
+            history: The trainer's log; its last entry is the one that is logged now.
+        """
+        if self.is_new:
+            self.is_new = False
+            for entry in history[:-1]:
+                names = entry.keys() - {"step"}
+                named = {dashboard_key(name): entry[name] for name in names}
+                if "time/train" not in named:
+                    self.curves.take(named, entry["step"])
 
     def _boards(self) -> wandb.Table:
         """A table with a row for each completion: prompt, completion, each reward, advantage, board.

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from wandb.proto.wandb_internal_pb2 import Record
 
-from rookworld_rlvr.extras.workspace.boards import Curves
+from rookworld_rlvr.extras.workspace.boards import Curves, WandbDashboard
 from rookworld_rlvr.rewards.registry import known_rewards
 from rookworld_rlvr.tasks.metrics import metrics
-from rookworld_rlvr.training.glossary import GLOSSARY, explain
+from rookworld_rlvr.training.glossary import GLOSSARY, dashboard_key, explain
 
 from ... import killed
 from ...recipes.test_recipes import SMALL, run_apart
@@ -136,6 +136,19 @@ def test_a_number_becomes_a_curve_when_it_changes() -> None:
     assert [row[at] for row in rows] == [1, 2, 3] and rows[-1]["train/grad_norm"] == 0.5
     for shown in ("eval/overall", "reward/policy", "kl/share_of_loss"):
         assert curves.take({shown: 0.5}, 1) == ([{at: 1, shown: 0.5}], {})
+
+
+def test_curves_of_a_resumed_run_go_on() -> None:
+    history = [{"health/skipped_steps": 0.0, "kl": 0.1 * step, "step": step} for step in (1, 2, 3)]
+    board = WandbDashboard.__new__(WandbDashboard)
+    board.curves, board.is_new = Curves(), True
+    board._take_earlier(history)
+    board._take_earlier([*history, *history])  # only once
+    rows, flat = board.curves.take({dashboard_key("kl"): 0.3, "health/skipped_steps": 0.0}, 4)
+    assert rows[-1][dashboard_key("kl")] == 0.3, "it was a curve before"
+    assert flat == {"health/skipped_steps": 0.0}
+    rows, _ = board.curves.take({"health/skipped_steps": 1.0}, 5)
+    assert rows[0] == {"train/global_step": 1, "health/skipped_steps": 0.0}
 
 
 @pytest.mark.slow

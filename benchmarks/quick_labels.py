@@ -1,0 +1,152 @@
+"""Label positions of games for pretraining, by one shallow MultiPV search each.
+
+    python benchmarks/quick_labels.py --games_file data/game_rows.games.parquet --rows 200000 \\
+        --output_file data/policy_rows.parquet
+
+At depth 6, Stockfish's MultiPV values about 100 positions a second on one core; the two passes of
+`rookworld prepare`, which ask for each move by itself, value 28, as most of their time goes into asking.
+At depth 10 the two passes are three times as fast instead, and a value is then worth more. A model that
+learns the moves of a game gains more from many positions than from deep values, hence this script; all
+that is measured or rewarded takes its values from `rookworld prepare`.
+
+The positions are those that `rookworld prepare --game_policy_rows` takes: openings, middle games and
+endgames of games that the engine played, a third each. The same seed takes the same ones. The hash is
+cleared before each, so values do not depend on what was searched before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import subprocess
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import chess
+import chess.engine
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rookworld_rlvr.cli.run import run_cli
+from rookworld_rlvr.common.progress import Progress
+from rookworld_rlvr.data.games import collect, policy_targets
+from rookworld_rlvr.engine.pool import find_engine
+from rookworld_rlvr.tasks.policy import (
+    policy_reference,
+    write_policy_answer,
+    write_policy_prompt,
+)
+from rookworld_rlvr.tasks.types import MATE_CP
+
+BLOCK = 500  # positions that one process values at once
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--games_file", type=Path, required=True)
+    parser.add_argument("--rows", type=int, required=True)
+    parser.add_argument("--output_file", type=Path, required=True)
+    parser.add_argument("--depth", type=int, default=6, help="of the search, in plies")
+    parser.add_argument("--seed", default="0", help="of the positions that are taken")
+    parser.add_argument("--workers", type=int, default=2)
+    args = parser.parse_args(argv)
+    taken = collect(
+        args.games_file, policy_targets(args.rows), 0.0, args.seed, args.workers, is_policy=True
+    )
+    fens = [found.text for block in taken for found in block]
+    random.Random(args.seed).shuffle(fens)
+    label = partial(label_rows, depth=args.depth)
+    with (
+        ProcessPoolExecutor(args.workers) as pool,
+        Progress("labelling", len(fens)) as progress,
+    ):
+        blocks = []
+        for rows in pool.map(label, blocks_of(fens)):
+            blocks.append(rows)
+            progress.update(len(rows))
+    table = pa.Table.from_pylist([*chain.from_iterable(blocks)])
+    pq.write_table(table, args.output_file, compression="zstd")
+    print(f"{args.output_file}: {table.num_rows:,} rows")
+
+
+def blocks_of(fens: Sequence[str]) -> Iterator[list[str]]:
+    """Positions in blocks; the last one may be shorter."""
+    for first in range(0, len(fens), BLOCK):
+        yield [*fens[first : first + BLOCK]]
+
+
+def label_rows(fens: Sequence[str], depth: int) -> list[dict[str, Any]]:
+    """Policy rows with the values of all legal moves, best first."""
+    rows = []
+    with Engine() as engine:
+        for fen in fens:
+            values = engine.values(fen, depth)
+            answer = policy_reference(fen, values, random.Random(fen))
+            rows.append(
+                {
+                    "text": write_policy_prompt(fen) + write_policy_answer(answer),
+                    "action_values": [{"move": move, "cp": cp} for move, cp in values.items()],
+                }
+            )
+    return rows
+
+
+class Engine:
+    """Stockfish by UCI; python-chess parses every line of a search, which takes longer than the search."""
+
+    def __enter__(self) -> Engine:
+        self._process = subprocess.Popen(
+            [find_engine()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        self._say("setoption name MultiPV value 500")
+        self._say("setoption name Hash value 16")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._say("quit")
+        self._process.wait()
+
+    def _say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+
+    def values(self, fen: str, depth: int) -> dict[str, int]:
+        """Centipawns from the side to move, by move, best first.
+
+        Raises:
+            ValueError: The engine did not value all legal moves, and no others.
+        """
+        for line in ("ucinewgame", f"position fen {fen}", f"go depth {depth}"):
+            self._say(line)
+        assert self._process.stdout is not None
+        found: dict[str, int] = {}
+        for line in self._process.stdout:
+            words = line.split()
+            if words[0] == "bestmove":
+                break
+            if "multipv" in words and "pv" in words:
+                kind, number = words[words.index("score") + 1 :][:2]
+                found[words[words.index("pv") + 1]] = centipawns(kind, int(number))
+        if found.keys() != {move.uci() for move in chess.Board(fen).legal_moves}:
+            raise ValueError(f"{fen}: {sorted(found)} were valued")
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def centipawns(kind: str, number: int) -> int:
+    """A UCI score as this package counts it.
+
+    >>> centipawns("cp", -31), centipawns("mate", 2), centipawns("mate", -1)
+    (-31, 99998, -99999)
+    """
+    if kind == "cp":
+        return number
+    return chess.engine.Mate(number).score(mate_score=MATE_CP)
+
+
+if __name__ == "__main__":
+    run_cli(main)
