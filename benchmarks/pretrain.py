@@ -98,6 +98,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--start", required=True, help="a GPT-2; its n_embd and n_head hold")
     parser.add_argument("--n_layer", type=int, default=8)
     parser.add_argument("--vocab_size", type=int, default=1024)
+    parser.add_argument("--keep_tokenizer", action="store_true", help="that of the start")
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--editions", type=int, default=4, help="of each policy row")
@@ -141,17 +142,27 @@ def policy_text(fen: str, values: dict[str, int], edition: int) -> Text:
 
 
 def make_start(args: argparse.Namespace, learnt: dict[str, list[Text]]) -> None:
-    """Write the start's weights, with more layers and a tokenizer of these rows."""
-    sample = [
-        text for texts in learnt.values() for text in random.sample(texts, min(len(texts), 20_000))
-    ]
-    tokenizer = train_tokenizer(
-        (text.prompt + text.answer + END_OF_TEXT for text in sample), args.vocab_size, SQUARES
-    )
-    model = deepened(retokenised(args.start, tokenizer), args.n_layer)
+    """Write the start's weights with more layers, and with a tokenizer of these rows or its own."""
+    if args.keep_tokenizer:
+        model, tokenizer = load_model(args.start), load_tokenizer(args.start)
+    else:
+        tokenizer = _new_tokenizer(args, learnt)
+        model = retokenised(args.start, tokenizer)
+    model = deepened(model, args.n_layer)
     model.save_pretrained(args.output_dir)
     tokenizer.save_pretrained(args.output_dir)
     print(f"{args.output_dir}: {model.num_parameters():,} parameters, {len(tokenizer):,} tokens")
+
+
+def _new_tokenizer(
+    args: argparse.Namespace, learnt: dict[str, list[Text]]
+) -> PreTrainedTokenizerBase:
+    sample = [
+        text for texts in learnt.values() for text in random.sample(texts, min(len(texts), 20_000))
+    ]
+    return train_tokenizer(
+        (text.prompt + text.answer + END_OF_TEXT for text in sample), args.vocab_size, SQUARES
+    )
 
 
 def _encoded(

@@ -96,7 +96,7 @@ def label_rows(fens: Sequence[str], depth: int) -> list[dict[str, Any]]:
 
 
 class Engine:
-    """Stockfish by UCI; python-chess parses every line of a search, which takes longer than the search."""
+    """Stockfish by UCI. python-chess parses every line of a search, which takes more time than that."""
 
     def __enter__(self) -> Engine:
         self._process = subprocess.Popen(

@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from rookworld_rlvr.common.files import asset_path
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
-from rookworld_rlvr.models.loading import PACKAGED_MODEL, load_model, load_tokenizer
+from rookworld_rlvr.models.loading import PACKAGED_MODEL, PLAYING_MODEL, load_model, load_tokenizer
 from rookworld_rlvr.tasks.registry import score_row
 from rookworld_rlvr.tasks.text import END_OF_TEXT
 
@@ -85,6 +85,19 @@ def test_it_trains_both_tasks_and_goes_on_where_it_stopped(
     with safe_open(tmp_path / "one" / "model.safetensors", "pt") as file:
         assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.float16}  # noqa: SIM118
     assert train("one", 6) == []
+
+
+def test_a_model_with_its_own_tokenizer_starts_as_it_is(tmp_path: Path) -> None:
+    given = ["--rows", "none", "--start", PLAYING_MODEL, "--keep_tokenizer", "--n_layer", "16"]
+    args = pretrain._arguments([*given, "--output_dir", str(tmp_path), "--steps", "1"])
+    pretrain.make_start(args, {})
+    ids = load_tokenizer(PLAYING_MODEL)(f"P: {START}", return_tensors="pt").input_ids
+    assert torch.equal(
+        load_tokenizer(str(tmp_path))(f"P: {START}", return_tensors="pt").input_ids, ids
+    )
+    with torch.no_grad():
+        before, after = (load_model(name)(ids).logits for name in (PLAYING_MODEL, str(tmp_path)))
+    assert torch.allclose(before, after, atol=1e-4)
 
 
 def test_held_out_positions_are_not_learnt() -> None:
