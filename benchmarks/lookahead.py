@@ -26,6 +26,7 @@ from rookworld_rlvr.evaluation.players import FullEngine, ModelPlayer, Turn
 from rookworld_rlvr.evaluation.ratings import Ratings
 from rookworld_rlvr.evaluation.suite import Answerer
 from rookworld_rlvr.evaluation.suites import elo
+from rookworld_rlvr.evaluation.suites.whole_games import legal_candidates
 from rookworld_rlvr.inference.model import Choice, reply_of
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.environment import parse_environment_answer, write_environment_prompt
@@ -42,7 +43,8 @@ class ByEvaluation(ModelPlayer):
         """See `Player`."""
         boards = [turn.board for turn in turns]
         answers = self.model.answers([write_policy_prompt(board.fen()) for board in boards])
-        candidates = [legal_candidates(*pair) for pair in zip(boards, answers, strict=True)]
+        records = [reply_of(answer, parse_policy_answer).record for answer in answers]
+        candidates = [legal_candidates(*pair) for pair in zip(boards, records, strict=True)]
         values = self.values(boards, candidates)
         best = [max(found, key=found.__getitem__) if found else None for found in values]
         rest = iter(super().choices([t for t, move in zip(turns, best, strict=True) if not move]))
@@ -162,16 +164,6 @@ def compare(model: Answerer, openings: int, seed: int) -> dict[str, dict[str, fl
         change = ratings.difference(0, seat)
         found[name] = {"elo": change.difference, "low": change.low, "high": change.high}
     return found
-
-
-def legal_candidates(board: chess.Board, answer: str) -> dict[chess.Move, float]:
-    """The legal moves of `M` with their `E`."""
-    record = reply_of(answer, parse_policy_answer).record
-    if record is None:
-        return {}
-    named = zip(record.moves, record.evaluations, strict=False)
-    moves = ((rules.legal_move(board, text), pawns) for text, pawns in named)
-    return {move: pawns for move, pawns in moves if move is not None}
 
 
 if __name__ == "__main__":

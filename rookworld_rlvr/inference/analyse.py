@@ -10,7 +10,6 @@ rookworld analyse --json                                      # the same for a p
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import re
 import sys
@@ -149,8 +148,7 @@ def answer_record(
     board, answer = rules.board_of(fen), reply.record or PolicyAnswer((), (), "")
     candidates = [
         {"move": move, "san": _san_or_none(board, move), "pawns": pawns}
-        for move, pawns in itertools.zip_longest(answer.moves, answer.evaluations)
-        if move is not None
+        for move, pawns in answer.candidates
     ]
     return {
         "text": reply.text,
@@ -164,12 +162,11 @@ def answer_record(
 def _table(board: chess.Board, answer: PolicyAnswer, values: Values) -> Iterator[str]:
     """The candidates; the best move is marked."""
     yield f"  {'move':<6} {'':<8} {'model':>7}  {'Stockfish' if values else ''}".rstrip()
-    for move, pawns in itertools.zip_longest(answer.moves, answer.evaluations):
-        if move is not None:
-            mark = "*" if move == answer.best_move else " "
-            said = "" if pawns is None else f"{pawns:+.2f}"
-            theirs = verdict(values[move]) if move in values else ""
-            yield f"{mark} {move:<6} {_san(board, move):<8} {said:>7}  {theirs:>9}".rstrip()
+    for move, pawns in answer.candidates:
+        mark = "*" if move == answer.best_move else " "
+        said = "" if pawns is None else f"{pawns:+.2f}"
+        theirs = verdict(values[move]) if move in values else ""
+        yield f"{mark} {move:<6} {_san(board, move):<8} {said:>7}  {theirs:>9}".rstrip()
     yield ""
 
 

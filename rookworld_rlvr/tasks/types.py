@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Literal, get_args
 
 FillInField = Literal[
@@ -41,6 +42,11 @@ class PolicyAnswer:
     moves: tuple[str, ...]  # UCI, at most five, in no particular order
     evaluations: tuple[float, ...]  # pawns, from the side to move
     best_move: str  # UCI
+
+    @property
+    def candidates(self) -> list[tuple[str, float | None]]:
+        """Each of `moves` with its evaluation; None where there are fewer evaluations."""
+        return [*zip_longest(self.moves, self.evaluations[: len(self.moves)])]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ def test_rows_of_games_are_labelled(tmp_path: Path, stockfish: str) -> None:
     for row in found:
         prompt, _, answer = row["text"].partition("  ")
         fen = prompt.removeprefix("P: ")
-        values = values_by_move(row["action_values"])
+        values = values_by_move(row["action_values"]) or {}
         assert values.keys() == {move.uci() for move in chess.Board(fen).legal_moves}
         score = score_row(prompt, f" {answer}", values)
         assert score and score["best_move"] == score["candidates"] == 1

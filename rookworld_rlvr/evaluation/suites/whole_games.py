@@ -218,12 +218,13 @@ class CoherenceSuite(Suite[Values], packaged="coherence"):
         asked: list[tuple[int, float]] = []  # the position's number, and a move's E
         after: list[str] = []
         for number, (fen, answer) in enumerate(zip(fens, answers, strict=True)):
-            for move, evaluation in _candidates(fen, answer):
-                board = rules.board_of(fen)
-                board.push_uci(move)
-                if not board.is_game_over():
+            board = rules.board_of(fen)
+            for move, evaluation in legal_candidates(board, answer).items():
+                later = board.copy(stack=False)
+                later.push(move)
+                if not later.is_game_over():
                     asked.append((number, evaluation))
-                    after.append(board.fen())
+                    after.append(later.fen())
         pairs: list[list[tuple[float, float]]] = [[] for _ in fens]
         for (number, evaluation), text in zip(asked, _ask(model, after), strict=True):
             reply = _read(text)
@@ -241,11 +242,11 @@ def _read(completion: str) -> PolicyAnswer | None:
     return reply_of(completion, policy.parse_policy_answer).record
 
 
-def _candidates(fen: str, answer: PolicyAnswer | None) -> Iterator[tuple[str, float]]:
-    """The legal moves of `M` with their `E`, each once."""
-    board = rules.board_of(fen)
-    told = dict(zip(answer.moves, answer.evaluations, strict=False)) if answer else {}
-    return ((move, value) for move, value in told.items() if rules.legal_move(board, move))
+def legal_candidates(board: chess.Board, answer: PolicyAnswer | None) -> dict[chess.Move, float]:
+    """The legal moves of `M` with their `E` in pawns; none of an answer that could not be read."""
+    told = zip(answer.moves, answer.evaluations, strict=False) if answer else ()
+    moves = ((rules.legal_move(board, text), pawns) for text, pawns in told)
+    return {move: pawns for move, pawns in moves if move is not None}
 
 
 def _coherence(

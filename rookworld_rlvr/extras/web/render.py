@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import math
 import re
 import statistics
@@ -154,7 +153,7 @@ def candidates(
     known, best = values or {}, max(values, key=values.__getitem__) if values else None
     lines = list[tuple[str, float | None]]()
     if (answer := reply.record) is not None:
-        lines = [*itertools.zip_longest(answer.moves, answer.evaluations[: len(answer.moves)])]
+        lines = answer.candidates
         if answer.best_move not in answer.moves:
             lines.append((answer.best_move, None))
     rows = [
