@@ -1,20 +1,21 @@
 """Which way of learning makes the policy play better in the same time.
 
     python benchmarks/policy.py --start runs/grpo_nano --methods recipe sft dpo --seeds 0
+    python benchmarks/policy.py --recipe grpo_games --start rookworld-games --games 400
 
-All methods start from one model and learn from the packaged openings. The steps of each were chosen so
-that they took about as long as the recipe of 2026-11-24 did; the table gives the seconds of processor
-time.
+All methods start from one model and learn from the rows of one recipe. The steps of each were chosen so
+that they take about as long; the table gives the seconds of processor time.
 
-- ``recipe``: `recipes/grpo_policy_nano.yaml`; ``trained``: the same without the start's share;
-  ``forgetful``: the recipe of 2026-11-24, with AdamW, without `keep_coef` and `moves_extra`.
+- ``recipe``: the recipe itself; ``trained``: the same without the start's share; ``forgetful``: that of
+  2026-11-24, with AdamW, without `keep_coef` and `moves_extra`.
 - ``grpo``: samples alone, eight of each prompt, rewarded for the best move, candidates and legality.
 - ``soft``: that recipe's cross-entropy to a softmax of the values alone.
 - ``sft``: supervised training on the same rows, with the best move as `B`.
 - ``dpo``: TRL's `DPOTrainer` on pairs of the start's own samples, the better one by the stored values.
 - ``control``: supervised training on best moves alone, from the position to the move.
 
-"Lost" is the win probability that a move loses against the best one; an illegal move loses half.
+"Lost" is the win probability that a move loses against the best one; an illegal move loses half. "Elo"
+is against the start, in games in pairs that share an opening; illegal moves are replaced.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,12 +37,13 @@ import yaml
 from datasets import Dataset
 from learning import processor_seconds
 from recipe_runs import REPOSITORY
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from rookworld_rlvr.common.stats import estimate
 from rookworld_rlvr.data.loading import DataArguments, load_data
-from rookworld_rlvr.evaluation.models import LanguageModel
+from rookworld_rlvr.evaluation.models import LanguageModel, ModelArguments
+from rookworld_rlvr.evaluation.suites.matches import VersusModelSuite
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import complete
 from rookworld_rlvr.tasks.metrics import scores
@@ -48,7 +51,6 @@ from rookworld_rlvr.tasks.policy import win_probability
 from rookworld_rlvr.tasks.types import values_by_move
 
 Row = Mapping[str, Any]
-RECIPE = "grpo_policy_nano"
 PASS_SAMPLES, PASS_ROWS = 16, 400
 FORGETFUL = {
     "keep_coef": 0.0,
@@ -62,7 +64,6 @@ FORGETFUL = {
     "start_share": 0.3,
     "per_device_train_batch_size": 128,
     "task_shares": {"environment": 0.35, "policy": 0.65},
-    "max_steps": 800,
 }
 SAMPLES = {
     **FORGETFUL,
@@ -87,12 +88,44 @@ LABELLED = {
     "learning_rate": 1e-3,
     "warmup_steps": 20,
 }
+# How long each method goes on, so that all take about as long on one machine: optimiser steps, and of
+# `dpo` prompts. The recipe takes its own.
+LENGTHS = {
+    "grpo_policy_nano": {"soft": 800, "forgetful": 800, "grpo": 1800}
+    | {"sft": 3400, "control": 2500, "dpo": 8000},
+    "grpo_games": {"soft": 800, "forgetful": 800, "grpo": 1800}
+    | {"sft": 3400, "control": 2500, "dpo": 8000},
+}
+
+
+@dataclass(frozen=True)
+class Try:
+    """A method's run.
+
+    Attributes:
+        recipe: The name of the recipe whose rows are learnt from.
+        start: The model.
+        seed: Of the run.
+        output: Its folder.
+        length: Steps or prompts; None is as the recipe says.
+    """
+
+    recipe: str
+    start: str
+    seed: int
+    output: Path
+    length: int | None
+
+
+def recipe_keys(recipe: str) -> dict[str, Any]:
+    """A packaged recipe."""
+    return dict(yaml.safe_load((REPOSITORY / "recipes" / f"{recipe}.yaml").read_text()))
 
 
 def run(command: str, recipe: str, output: Path, options: Mapping[str, Any]) -> None:
     """Run a recipe with other values of some keys."""
     output.parent.mkdir(parents=True, exist_ok=True)
-    given = yaml.safe_load((REPOSITORY / "recipes" / f"{recipe}.yaml").read_text())
+    given = recipe_keys(recipe)
     config = output.with_suffix(".yaml")
     config.write_text(
         yaml.safe_dump({**given, **options, "output_dir": str(output), "report_to": "none"})
@@ -103,25 +136,29 @@ def run(command: str, recipe: str, output: Path, options: Mapping[str, Any]) -> 
         subprocess.run(words, stdout=log, stderr=subprocess.STDOUT, check=True)
 
 
-def grpo(options: Mapping[str, Any], start: str, seed: int, output: Path) -> None:
-    run("grpo", RECIPE, output, {**options, "model_name_or_path": start, "seed": seed})
+def grpo(options: Mapping[str, Any], one: Try) -> None:
+    length = {} if one.length is None else {"max_steps": one.length}
+    given = {"model_name_or_path": one.start, "seed": one.seed}
+    run("grpo", one.recipe, one.output, {**options, **length, **given})
 
 
-def sft(steps: int, start: str, seed: int, output: Path) -> None:
-    options = {"model_name_or_path": start, "seed": seed, "max_steps": steps}
-    run("sft", "sft_nano", output, {**LABELLED, **options})
+def sft(one: Try) -> None:
+    rows = {"dataset_name": recipe_keys(one.recipe)["dataset_name"]}
+    given = {"model_name_or_path": one.start, "seed": one.seed, "max_steps": one.length}
+    run("sft", "sft_nano", one.output, {**LABELLED, **rows, **given})
 
 
-def policy_rows() -> list[Row]:
-    """The packaged policy rows of the training split, with their mirror images."""
-    data = load_data(DataArguments(tasks=["policy"], mirror=True))
+def policy_rows(recipe: str) -> list[Row]:
+    """The recipe's policy rows of the training split, with their mirror images."""
+    name = recipe_keys(recipe)["dataset_name"]
+    data = load_data(DataArguments(dataset_name=name, tasks=["policy"], mirror=True))
     return list(data.train)
 
 
-def dpo(prompts: int, start: str, seed: int, output: Path) -> None:
+def dpo(one: Try) -> None:
     """Pairs of the start's own samples; the better one keeps at least 0.02 more win probability."""
-    rows = random.Random(seed).sample(policy_rows(), prompts)
-    texts = answerer(start).samples([row["prompt"] for row in rows], 4)
+    rows = random.Random(one.seed).sample(policy_rows(one.recipe), one.length or 0)
+    texts = answerer(one.start, one.recipe).samples([row["prompt"] for row in rows], 4)
     pairs = []
     for row, drawn in zip(rows, texts, strict=True):
         judged = judge([row] * len(drawn), drawn)
@@ -129,30 +166,34 @@ def dpo(prompts: int, start: str, seed: int, output: Path) -> None:
         (worst, low), (best, high) = ranked[0], ranked[-1]
         if high["expected_score"] - low["expected_score"] >= 0.02:
             pairs.append({"prompt": row["prompt"], "chosen": best, "rejected": worst})
-    common = shared_arguments(output, seed, learning_rate=1e-4, batch=32)
+    common = shared_arguments(one, learning_rate=1e-4, batch=32)
     trainer = DPOTrainer(
-        model=loading.load_model(start),
+        model=loading.load_model(one.start),
         args=DPOConfig(**common, beta=0.1, num_train_epochs=6, max_length=192),
         train_dataset=Dataset.from_list(pairs),
-        processing_class=AutoTokenizer.from_pretrained(start),
+        processing_class=AutoTokenizer.from_pretrained(_folder(one.start)),
     )
-    finish(trainer, output, start)
+    finish(trainer, one)
 
 
-def control(steps: int, start: str, seed: int, output: Path) -> None:
+def control(one: Try) -> None:
     """The best move right after the prompt."""
     rows = [
-        {"prompt": row["prompt"], "completion": f" B: {best_move(row)}"} for row in policy_rows()
+        {"prompt": row["prompt"], "completion": f" B: {best_move(row)}"}
+        for row in policy_rows(one.recipe)
     ]
+    common = shared_arguments(one, learning_rate=1e-3, batch=64)
     trainer = SFTTrainer(
-        model=AutoModelForCausalLM.from_pretrained(start),
-        args=SFTConfig(
-            **shared_arguments(output, seed, learning_rate=1e-3, batch=64), max_steps=steps
-        ),
+        model=loading.load_model(one.start),
+        args=SFTConfig(**common, max_steps=one.length),
         train_dataset=Dataset.from_list(rows),
-        processing_class=AutoTokenizer.from_pretrained(start),
+        processing_class=AutoTokenizer.from_pretrained(_folder(one.start)),
     )
-    finish(trainer, output, start)
+    finish(trainer, one)
+
+
+def _folder(model: str) -> str:
+    return str(loading.resolve_model_path(model))
 
 
 def best_move(row: Row) -> str:
@@ -160,10 +201,10 @@ def best_move(row: Row) -> str:
     return max(values, key=lambda move: values[move])
 
 
-def shared_arguments(output: Path, seed: int, learning_rate: float, batch: int) -> dict[str, Any]:
+def shared_arguments(one: Try, learning_rate: float, batch: int) -> dict[str, Any]:
     return {
-        "output_dir": str(output),
-        "seed": seed,
+        "output_dir": str(one.output),
+        "seed": one.seed,
         "learning_rate": learning_rate,
         "per_device_train_batch_size": batch,
         "lr_scheduler_type": "cosine",
@@ -178,42 +219,54 @@ def shared_arguments(output: Path, seed: int, learning_rate: float, batch: int) 
     }
 
 
-def finish(trainer: Any, output: Path, start: str) -> None:
+def finish(trainer: Any, one: Try) -> None:
     trainer.train()
-    trainer.model.save_pretrained(output)
-    AutoTokenizer.from_pretrained(start).save_pretrained(output)
+    trainer.model.save_pretrained(one.output)
+    AutoTokenizer.from_pretrained(_folder(one.start)).save_pretrained(one.output)
 
 
-METHODS: Mapping[str, Callable[[str, int, Path], None]] = {
+METHODS: Mapping[str, Callable[[Try], None]] = {
     "recipe": partial(grpo, {}),
     "trained": partial(grpo, {"start_share": 0.0}),
     "forgetful": partial(grpo, FORGETFUL),
-    "grpo": partial(grpo, {**SAMPLES, "max_steps": 1800}),
+    "grpo": partial(grpo, SAMPLES),
     "soft": partial(grpo, {**FORGETFUL, "expected_score_coef": 0.0, "soft_moves_coef": 5.0}),
-    "sft": partial(sft, 3400),
-    "dpo": partial(dpo, 8000),
-    "control": partial(control, 2500),
+    "sft": sft,
+    "dpo": dpo,
+    "control": control,
 }
 
 
 # --------------------------------------------------------------------------------------------------
 # Measuring
 # --------------------------------------------------------------------------------------------------
-def answerer(model: str) -> LanguageModel:
+def answerer(model: str, recipe: str) -> LanguageModel:
     network = loading.load_model(model).eval()
     tokenizer = loading.load_tokenizer(model)
+    most = recipe_keys(recipe)["max_completion_length"]
     return LanguageModel(
-        model, partial(complete, network, tokenizer, max_new_tokens=64, batch_size=128)
+        model, partial(complete, network, tokenizer, max_new_tokens=most, batch_size=128)
     )
 
 
-def measure(model: str, is_control: bool = False) -> dict[str, list[float]]:
-    """Held-out results with their 95% intervals."""
-    data = load_data(DataArguments(heldout_rows=3000)).heldout.to_list()
+def measure(
+    model: str, recipe: str, is_control: bool = False, start: str | None = None, games: int = 0
+) -> dict[str, list[float]]:
+    """Held-out results with their 95% intervals.
+
+    Args:
+        model: The model.
+        recipe: Its `dataset_name` has the rows.
+        is_control: Whether the model answers with a move only.
+        start: The model to play against.
+        games: How many games they play, each with an opening of its own and both colours.
+    """
+    name = recipe_keys(recipe)["dataset_name"]
+    data = load_data(DataArguments(dataset_name=name, heldout_rows=3000)).heldout.to_list()
     policy, environment = (
         [row for row in data if row["task"] == task] for task in ("policy", "environment")
     )
-    player = answerer(model)
+    player = answerer(model, recipe)
     texts = player.answers([row["prompt"] for row in policy])
     if is_control:  # it gives no analysis, which the score of an answer asks for
         moves = [match[1] if (match := re.search(r"B: (\S+)", text)) else "-" for text in texts]
@@ -238,6 +291,9 @@ def measure(model: str, is_control: bool = False) -> dict[str, list[float]]:
             for row, its in zip(some, drawn, strict=True)
         ]
         found[f"pass@{PASS_SAMPLES}"] = estimate("share", passed)
+        if start and games:
+            match = VersusModelSuite(games, 0, start, ModelArguments(max_new_tokens=64))
+            found["Elo"] = match.run(player).estimates["elo_difference"]
     answers = player.answers([row["prompt"] for row in environment])
     exact = [score["exact"] for score in judge(environment, answers)]
     found["environment"] = estimate("share", exact)
@@ -253,38 +309,44 @@ def values_of(row: Row) -> Mapping[str, int] | None:
     return values_by_move(row["action_values"])
 
 
-NAMES = ("expected", "lost", "best move", "legal", f"pass@{PASS_SAMPLES}", "environment")
+NAMES = ("expected", "lost", "best move", "legal", f"pass@{PASS_SAMPLES}", "Elo", "environment")
 
 
 def line(name: str, seconds: str, found: Mapping[str, Sequence[float]]) -> str:
-    cells = [
-        "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * value for value in found[column]))
-        if column in found
-        else "-"
-        for column in NAMES
-    ]
+    cells = [cell(column, found[column]) if column in found else "-" for column in NAMES]
     return f"| {' | '.join([name, seconds, *cells])} |"
+
+
+def cell(column: str, values: Sequence[float]) -> str:
+    """A value with its interval; shares and win probabilities in per cent."""
+    if column == "Elo":
+        return "{:+.0f} [{:+.0f}, {:+.0f}]".format(*values)
+    return "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * value for value in values))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--recipe", default="grpo_policy_nano", choices=LENGTHS)
     parser.add_argument("--start", default="runs/grpo_nano")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--games", type=int, default=0, help="of each against the start")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/policy"))
     args = parser.parse_args()
     print(f"| method, seed | core, s | {' | '.join(NAMES)} |")
     print("| --- " * (2 + len(NAMES)) + "|")
-    print(line("start", "-", measure(args.start)), flush=True)
+    print(line("start", "-", measure(args.start, args.recipe)), flush=True)
     for method in args.methods:
         for seed in args.seeds:
             output = args.output_dir / f"{method}_{seed}"
             kept = output / "measured.json"
             if not kept.is_file():
+                length = LENGTHS[args.recipe].get(method)
                 before = processor_seconds(), time.process_time()
-                METHODS[method](args.start, seed, output)
+                METHODS[method](Try(args.recipe, args.start, seed, output, length))
                 spent = processor_seconds() - before[0] + time.process_time() - before[1]
-                found = measure(str(output), is_control=method == "control")
+                is_control = method == "control"
+                found = measure(str(output), args.recipe, is_control, args.start, args.games)
                 kept.write_text(json.dumps({"seconds": spent, **found}))
             found = json.loads(kept.read_text())
             seconds = found.pop("seconds")
