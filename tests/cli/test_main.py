@@ -144,7 +144,7 @@ def test_recipes_are_a_table_and_each_is_explained() -> None:
     assert made["grpo_learning"][-1] == "benchmarks/learning.py"
     assert made["evolve_nano"][-1] == "grpo_nano, Stockfish"
     shown = "\n".join(recipes(["show", "grpo_policy_nano.yaml"]))
-    assert shown.startswith("GRPO for better moves with the packaged model")
+    assert shown.startswith("GRPO for better moves with rookworld-nano")
     assert "minutes   14 (two fast cores; twice that on slow ones)" in shown
     assert "model     rookworld-nano; measured from runs/grpo_nano (--model)" in shown
     assert recipes(["--help"]) == recipes(["show", "-h"]) == recipes(["help"])
