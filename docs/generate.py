@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-import itertools
 import re
 import sys
 import textwrap
@@ -122,6 +121,7 @@ TOPICS: Mapping[str, Sequence[str]] = {
     "Values of moves": ["LabelArguments", "EngineArguments"],
     "Rewards, preflight and health": ["RookWorldGRPOConfig", "RewardFaultArguments"],
     "The step": ["StepArguments"],
+    "Resuming, logging and the Hub": ["TrainingDefaults"],
     "Held-out samples, other tasks and suites": ["MeasurementArguments", "SuiteArguments"],
     "Evaluation": ["EvaluateArguments", "ModelArguments"],
     "Diagnosis and report": ["DiagnoseArguments", "ReportArguments"],
@@ -138,7 +138,8 @@ TOPICS: Mapping[str, Sequence[str]] = {
     ],
     "Rounds": ["EvolveArguments"],
     "Export": ["ExportArguments"],
-    "Sweeps and dashboards": ["SweepArguments", "TrainingDefaults", "WorkspaceArguments"],
+    "Sweeps": ["SweepArguments"],
+    "W&B workspaces": ["WorkspaceArguments"],
 }
 """Topics of the table of keys, and the dataclasses that belong to each."""
 
@@ -308,26 +309,13 @@ def _bound(rule: Any) -> str:
 
 
 def metrics() -> str:
-    """One table by section; neighbours with the same long prefix share a row."""
+    """One table by section, a row for each metric."""
     rows = []
     for section, title in SECTIONS.items():
         found = [metric for metric in GLOSSARY if metric.section == section]
         rows.append([f"**{title}**"])  # the cell that the row lacks is empty
-        for name, alike in itertools.groupby(found, key=lambda metric: family(metric.key)):
-            group = [(metric.key, metric.meaning) for metric in alike]
-            rows.append([code(name), by_name(group) if name.endswith("…") else group[0][1]])
+        rows += [[code(metric.key), metric.meaning] for metric in found]
     return table(["metric", "what it means"], rows)
-
-
-def family(key: str) -> str:
-    """`train/loss/…` for `train/loss/kl`, which shares a row with its like; else the key itself."""
-    prefix = key.rpartition("/")[0]
-    return f"{prefix}/…" if "/" in prefix else key
-
-
-def by_name(pairs: Iterable[tuple[str, str]]) -> str:
-    """Names, each with what it means, one below the other in a cell."""
-    return "<br>".join(f"{code(name.rpartition('/')[2])}: {text}" for name, text in pairs)
 
 
 def suites() -> str:
@@ -363,7 +351,12 @@ def games_for() -> str:
         for elo in (10, 20, 30, 50, 100, 200)
         for half in [games_needed(elo, power=0.5)]
     ]
-    head = ["difference in Elo", "games", "if 40% are drawn", "games until the interval is as wide"]
+    head = [
+        "difference in Elo",
+        "games",
+        "if 40% are drawn",
+        "games for an interval of ± the difference",
+    ]
     return table(head, rows)
 
 

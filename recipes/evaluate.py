@@ -1,6 +1,6 @@
 """Evaluate models on fixed suites, with 95% intervals; several models are compared with the first.
 
-rookworld evaluate                                      # the packaged model
+rookworld evaluate                                      # rookworld-nano
 rookworld evaluate runs/grpo_nano --suites environment policy
 rookworld evaluate rookworld-nano runs/grpo_nano --output_file runs/grpo_nano/evaluation.json
 rookworld evaluate random                               # chance

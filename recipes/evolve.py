@@ -1,7 +1,7 @@
 """Let a policy play itself, value its positions, train on them, and keep what plays better, by rounds.
 
-rookworld evolve --model runs/grpo_nano              # the packaged rounds
-rookworld evolve --model runs/grpo_nano --rounds 5   # goes on, also after a stop
+rookworld evolve --config evolve_nano --model runs/grpo_nano              # the packaged rounds
+rookworld evolve --config evolve_nano --model runs/grpo_nano --rounds 5   # goes on, also after a stop
 """
 
 from __future__ import annotations

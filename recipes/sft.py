@@ -1,6 +1,6 @@
 """Supervised fine-tuning of a RookWorld model on its tasks.
 
-rookworld sft                                 # the packaged model on the packaged openings
+rookworld sft                                 # rookworld-nano on the packaged openings
 rookworld sft --dry_run                       # look, do not train
 """
 

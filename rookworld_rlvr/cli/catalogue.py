@@ -12,12 +12,19 @@ from ..common.files import is_hub_id, read_asset, shipped, shipped_names
 from ..common.terminal import wrapped
 
 _MINUTES = re.compile(r"# Minutes: (\S+) \((.+)\)")
+_START = re.compile(r"# Start: (\S+) \(made by (.+)\)")
 _HEAD = ("name", "model", "on", "minutes", "needs")
 _WITH_ENGINE = ("prepare", "evolve")  # commands that ask Stockfish unless they are told not to
 
+_HELP = """
+rookworld recipes lists the packaged recipes.
+rookworld recipes show NAME says what one is for, and what it needs.
+rookworld recipes copy NAME [WHERE] copies one to this folder, or to another folder or file.
+"""
 _BELOW = """
+model: the start of what was measured; recipes show NAME has the command.
 minutes: as measured; ~ is reckoned from a measured step; - was never timed.
-needs: a recipe's name means that it must have run before.
+needs: a recipe or a script of that name must have run before.
 rookworld recipes show NAME says what a recipe is for; recipes copy NAME copies it, for your edits.
 """
 
@@ -28,11 +35,12 @@ class Listed:
 
     Args:
         name: As ``--config`` takes it.
-        model: The starting model; empty if it has none.
+        model: The starting model of what was measured; empty if it has none.
         device: ``GPU`` or ``CPU``: what its numbers were chosen for.
         minutes: How long it takes; ``-`` if it was never timed.
         timed_on: The machine of these minutes.
-        needs: What must be there before: the Hub, Stockfish, recipes to run first.
+        needs: What must be there before: the Hub, Stockfish, recipes or scripts to run first.
+        own_model: The starting model in its file, from which it starts without ``--model``.
     """
 
     name: str
@@ -41,6 +49,7 @@ class Listed:
     minutes: str
     timed_on: str
     needs: tuple[str, ...]
+    own_model: str
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -54,11 +63,14 @@ def listed(name: str) -> Listed:
     """What is listed of a packaged recipe: most of it follows from its keys."""
     path = shipped("recipes") / f"{name}.yaml"
     keys = _keys(path)
-    timed = _MINUTES.search(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    timed, started = _MINUTES.search(text), _START.search(text)
     minutes, timed_on = timed.groups() if timed else ("-", "")
-    model = str(keys.get("model_name_or_path", ""))
+    own_model = str(keys.get("model_name_or_path", ""))
+    model, maker = started.groups() if started else (own_model, "")
     device = "GPU" if keys.get("bf16") is True else "CPU"
-    return Listed(name, model, device, minutes, timed_on, tuple(_needs(name, keys)))
+    needs = dict.fromkeys([*([maker] if maker else []), *_needs(name, keys)])
+    return Listed(name, model, device, minutes, timed_on, tuple(needs), own_model)
 
 
 def _keys(path: Path) -> dict[str, Any]:
@@ -92,6 +104,11 @@ def recipe_table() -> list[str]:
     return [*lines, *wrapped(_BELOW, 0).splitlines()]
 
 
+def recipes_help() -> list[str]:
+    """What `rookworld recipes` can do."""
+    return wrapped(_HELP.strip(), 0).splitlines()
+
+
 def _aligned(cells: Iterable[str], widths: Iterable[int]) -> str:
     return "  ".join(map(str.ljust, cells, widths)).rstrip()
 
@@ -102,8 +119,9 @@ def recipe_text(name: str) -> list[str]:
     one = listed(name)
     made_for = {"GPU": "a GPU, in bf16", "CPU": "a CPU; a GPU serves too"}[one.device]
     minutes = f"{one.minutes} ({one.timed_on})" if one.timed_on else "never timed"
+    measured = "" if one.model == one.own_model else f"; measured from {one.model} (--model)"
     facts = {
-        "model": one.model or "none",
+        "model": f"{one.own_model or 'none'}{measured}",
         "made for": made_for,
         "minutes": minutes,
         "needs": ", ".join(one.needs) or "nothing that is not packaged",
@@ -119,7 +137,7 @@ def _prose(path: Path) -> Iterator[str]:
     paragraph: list[str] = []
     for line in path.read_text(encoding="utf-8").split("\n\n")[0].splitlines():
         text = line.removeprefix("#").removeprefix(" ")
-        if _MINUTES.match(line):
+        if _MINUTES.match(line) or _START.match(line):
             continue
         if text and not text.startswith(" "):
             paragraph.append(text)

@@ -6,10 +6,11 @@ import argparse
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from ..common.errors import ConfigurationError, close_matches
-from ..common.files import read_asset
+from ..common.files import read_asset, read_keys
 from ..common.terminal import width, wrapped
 
 _FEW = 60  # keys; of more, the help describes those that are set most often
@@ -69,6 +70,7 @@ def help_text(
     actions: Mapping[str, argparse.Action],
     dataclass_types: Sequence[type],
     keys: Sequence[str] = (),
+    recipe: Path | None = None,
 ) -> str:
     """The text of ``--help``: the keys that people turn, then this package's by topic.
 
@@ -77,6 +79,7 @@ def help_text(
         actions: The parser's, by key.
         dataclass_types: The dataclasses of the keys; each is a topic.
         keys: Describe only these.
+        recipe: The one that is used without ``--config``, if its values differ from the defaults.
 
     Raises:
         ConfigurationError: One of them does not exist.
@@ -85,11 +88,12 @@ def help_text(
         raise ConfigurationError(
             [f"--help: unknown key {key!r}{named_here(key, actions)}" for key in unknown]
         )
+    about = _about(recipe) if recipe else []
     if keys:
-        return "\n".join(_described(actions[key]) for key in keys)
+        return "\n".join([*(_described(actions[key]) for key in keys), *about])
     is_short = len(actions) <= _FEW
     shown = [] if is_short else [key for key in help_entries()["first"] if key in actions]
-    lines = [f"{name} [--config RECIPE] [--key value ...]"]
+    lines = [f"{name} [--config RECIPE] [--key value ...]", *about]
     if shown:
         lines += ["", "The keys that are set most often.", *(_described(actions[k]) for k in shown)]
     for owner in chain(*(reversed(kind.__mro__) for kind in dataclass_types)):
@@ -103,6 +107,19 @@ def help_text(
             [_described(actions[key]) for key in names] if is_short else [f"  {', '.join(names)}"]
         )
     return wrapped("\n".join([*lines, "", "--help KEY describes one key, TRL's too."]))
+
+
+def _about(recipe: Path) -> list[str]:
+    """That a recipe is used without ``--config``, whose values are not the defaults that are shown."""
+    name = recipe.stem
+    text = (
+        f"Without --config it takes the recipe {name}, whose values differ from the defaults shown "
+    )
+    text += f"here; rookworld recipes copy {name} copies it, for you to read."
+    if MODEL in read_keys(recipe):
+        text += " A model of your own has these defaults, but for the recipe's rewards, data and "
+        text += "precision."
+    return ["", wrapped(text, 0)]
 
 
 def _described(action: argparse.Action) -> str:

@@ -232,10 +232,12 @@ def launch(words: Sequence[str]) -> int:
 
 def recipes(words: Sequence[str]) -> list[str]:
     """A table of the recipes, what one of them is for, or a copy of one."""
-    from .catalogue import recipe_table, recipe_text
+    from .catalogue import recipe_table, recipe_text, recipes_help
 
     if not words:
         return recipe_table()
+    if {"--help", "-h"} & {*words} or words == ["help"]:
+        return recipes_help()
     does, *given = words
     if len(given) not in {"show": (1,), "copy": (1, 2)}.get(does, ()):
         said = f"recipes {' '.join(words)}: not known; rookworld recipes lists them, recipes show NAME "

@@ -23,7 +23,7 @@ from ..common.settings import Bounds, kinds
 from ..common.terminal import show
 from ..tasks.registry import register_own
 from .help_text import MODEL, key_of, spelled
-from .run import command_name, options, usual
+from .run import NEUTRAL, command_name, options, usual
 
 
 def _register_suite(name: str) -> None:
@@ -103,7 +103,8 @@ class StrictParser(TrlParser):
 
             keys = [*map(key_of, argv[asked[0] :])]
             name = f"{self.prog} {self._shown_positional()}".rstrip()
-            show(help_text(name, self.actions, self.dataclass_types, keys))
+            recipe = self.default_config if self._has_other_values() else None
+            show(help_text(name, self.actions, self.dataclass_types, keys, recipe))
             raise SystemExit(0)
         (_, strays), *given = options(argv)
         alone: list[str] = []
@@ -206,6 +207,12 @@ class StrictParser(TrlParser):
             return ""
         name = spelled(self.positional).upper()
         return f"[{name} ...]" if list in self._forms(self.positional) else f"[{name}]"
+
+    def _has_other_values(self) -> bool:
+        """Whether the usual recipe differs from the defaults, beside its model, data and folder."""
+        recipe = self._read_yaml(self.default_config)
+        its_own = {MODEL, "output_dir", *NEUTRAL}
+        return any(self.actions[key].default != recipe[key] for key in recipe.keys() - its_own)
 
     def _meant(self, word: str) -> str:
         """A clause with the key of a file or a folder that stands alone on the command line."""

@@ -139,7 +139,7 @@ class LoadedData:
 
 @dataclass
 class DataArguments(RowArguments):
-    """Which rows to train on, and how to split them; see `RowArguments` for where they come from."""
+    """Which rows to train on, and how they are split."""
 
     tasks: list[str] = setting(
         lambda: [name for name, task in TASKS.items() if task.is_default],

@@ -69,7 +69,7 @@ _WRITTEN = Features({"text": Value("string"), "action_values": sources.FEATURES[
 # --------------------------------------------------------------------------------------------------
 @dataclass
 class PrepareArguments(PositionArguments, RowArguments, LabelArguments, GameArguments):
-    """The data set to make; see `RowArguments` for the rows that it is made from."""
+    """The data set to make."""
 
     dataset_name: str = setting(
         "",

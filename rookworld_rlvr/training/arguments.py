@@ -155,8 +155,8 @@ class StepArguments:
     )
     sft_extra: int = setting(
         0,
-        "Further training prompts whose right answers the supervised term takes, for each prompt that "
-        "is sampled; without samples, they cost a third of the time.",
+        "Extra training prompts per sampled prompt, whose right answers the supervised term learns. "
+        "They are not sampled, so each takes a third of the time of a sampled prompt.",
         least=0,
     )
 
@@ -175,8 +175,8 @@ class StepArguments:
     )
     moves_extra: int = setting(
         0,
-        "Further prompts for each that is sampled, whose legal moves these two terms take after one "
-        "completion each, which is not rewarded: more positions for a part of the time.",
+        "Extra prompts per sampled prompt. Each gets one unrewarded completion, and expected_score_coef "
+        "and soft_moves_coef act on it: more positions for a part of the time.",
         least=0,
     )
 

@@ -121,6 +121,23 @@ def test_the_first_line_names_recipe_and_folder(elsewhere: Path) -> None:
         assert said(line).endswith(end)
 
 
+def test_help_says_which_recipe_a_bare_command_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def said(name: str, *keys: str) -> str:
+        module = recipe(name)
+        with pytest.raises(SystemExit):
+            StrictParser(module.GROUPS, module.RECIPE).parse_strictly(["--help", *keys])
+        return capsys.readouterr().out
+
+    for name, usual in (("grpo", "grpo_nano"), ("evolve", "evolve_nano"), ("sweep", "sweep_nano")):
+        text = f"Without --config it takes the recipe {usual}, whose values differ"
+        assert text in said(name) and text in said(name, "seed")
+    assert "Without --config" not in said("sft"), "its recipe has the defaults"
+
+
 def values_of(script: str, *words: str) -> tuple[dict[str, Any], set[str]]:
     """The values of a script's keys, and the keys that are not the dataclasses' defaults."""
     parser = StrictParser(recipe(script).GROUPS, recipe(script).RECIPE)

@@ -137,10 +137,18 @@ def test_recipes_are_a_table_and_each_is_explained() -> None:
     for name in by_name:
         text = "\n".join(recipes(["show", name]))
         assert "\n  rookworld " in text, "its command, on a line of its own"
-        assert "Minutes:" not in text and f"recipes copy {name} copies it" in text
+        assert "Minutes:" not in text and "Start:" not in text
+        assert f"recipes copy {name} copies it" in text
+    made = {name: by_name[name] for name in ("grpo_policy_nano", "grpo_learning", "evolve_nano")}
+    assert made["grpo_policy_nano"] == ["grpo_nano", "CPU", "14", "grpo_nano"], "as measured"
+    assert made["grpo_learning"][-1] == "benchmarks/learning.py"
+    assert made["evolve_nano"][-1] == "grpo_nano, Stockfish"
     shown = "\n".join(recipes(["show", "grpo_policy_nano.yaml"]))
-    assert shown.startswith("GRPO for better moves with the packaged model")
+    assert shown.startswith("GRPO for better moves with rookworld-nano")
     assert "minutes   14 (two fast cores; twice that on slow ones)" in shown
+    assert "model     rookworld-nano; measured from runs/grpo_nano (--model)" in shown
+    assert recipes(["--help"]) == recipes(["show", "-h"]) == recipes(["help"])
+    assert "copy NAME [WHERE]" in "\n".join(recipes(["--help"]))
 
 
 def test_recipes_are_copied_but_never_over_another(tmp_path: Path) -> None:

@@ -140,6 +140,8 @@ def small(command: str, words: list[str], folder: Path) -> list[str]:
     if command == "evolve":
         recipe = yaml.safe_load(find_recipe("evolve_nano").read_text())
         (folder / "evolve.yaml").write_text(yaml.safe_dump({**recipe, **ROUNDS}))
+        if "--config" in words:  # that recipe, made small
+            del words[words.index("--config") : words.index("--config") + 2]
         return ["--config", "evolve.yaml", *("2" if word == "5" else word for word in words)]
     if str(recipe.get("dataset_name")).startswith("rookworld-"):
         given.add("--dataset_name")  # it is packaged

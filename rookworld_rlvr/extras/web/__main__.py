@@ -1,6 +1,6 @@
 """Ask a model, try a reward, play and look at runs, on a page in your browser.
 
-rookworld web                                  # the packaged model, on this machine alone
+rookworld web                                  # rookworld-games, on this machine alone
 rookworld web --model rookworld-nano runs/grpo_nano
 rookworld web --runs runs --port 7861
 rookworld web --space my_space                 # write a Hugging Face Space that shows the same page
