@@ -15,24 +15,22 @@ def said(model: str, tokens: int | None = 64, **options: Any) -> str:
     return verdict(ModelConfig(model_name_or_path=model), PROMPTS, tokens, "3 steps", **options)
 
 
-def test_it_says_what_would_run_and_how_it_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dry_run, "has_gpu", lambda: False)
+def test_it_says_what_would_run_and_how_it_is_started() -> None:
     start = "this recipe can run: 3 steps, on the CPU; "
     assert said("rookworld-nano") == f"{start}run the same command without --dry_run"
     warned = said("rookworld-nano", has_warnings=True)
     assert warned.startswith(f"{start}read the warnings above, then run the same command")
-    monkeypatch.setattr(dry_run, "has_gpu", lambda: True)
-    assert "3 steps, on a GPU; " in said("rookworld-nano")
+    assert "3 steps, on a GPU; " in said("rookworld-nano", on_gpu=True)
 
 
 def test_it_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     too_long = said("rookworld-nano", tokens=2_000)
     assert too_long.startswith("this recipe cannot run: max_completion_length: 2000 tokens after")
     assert "can run: " in said("rookworld-nano", tokens=None), "a judge answers nothing"
-    monkeypatch.setattr(dry_run, "reaches_hub", lambda name: False)
+    monkeypatch.setattr(dry_run, "reaches_hub", lambda name, revision: False)
     assert said("ann/big") == (
         "this recipe cannot run here yet: the model ann/big is on the Hub, which is not reached from "
         "here"
     )
-    monkeypatch.setattr(dry_run, "reaches_hub", lambda name: True)
+    monkeypatch.setattr(dry_run, "reaches_hub", lambda name, revision: True)
     assert "; the model is fetched from the Hub first; run the same" in said("ann/big")

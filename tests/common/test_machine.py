@@ -4,6 +4,7 @@ import os
 import re
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -12,7 +13,7 @@ import torch
 from huggingface_hub import constants
 
 from rookworld_rlvr.cli.run import SCRIPTS
-from rookworld_rlvr.common.machine import SPINS, reaches_hub, use_idle_cores
+from rookworld_rlvr.common.machine import SPINS, is_fetched, reaches_hub, use_idle_cores
 
 from ..support import RECIPES, ran
 
@@ -85,3 +86,17 @@ def test_the_hub_is_reached_if_something_listens_and_it_is_not_switched_off(
         assert not reaches_hub("ann/big")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     assert not reaches_hub("ann/big"), "nobody listens there any more"
+
+
+def test_a_model_of_several_files_and_of_another_revision_counts_as_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    snapshot = tmp_path / "models--ann--big" / "snapshots" / "c0ffee"
+    (snapshot.parents[1] / "refs").mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs" / "tuned").write_text("c0ffee")
+    (snapshot / "model.safetensors.index.json").write_text("{}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    assert is_fetched("ann/big", "tuned")
+    assert not is_fetched("ann/big") and not is_fetched("ann/small", "tuned")
+    assert not is_fetched("no/name/there")
