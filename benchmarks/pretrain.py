@@ -6,8 +6,8 @@
 The start gets a tokenizer none of whose tokens crosses a square, and more layers. Each step learns from
 both tasks, in batches of rows of like length, by the loss of their answers. Policy rows are used once
 for each of `--editions`: `M` is shuffled anew, and every second edition has the colours swapped. The
-learning rate falls to 0 over the last fifth of the steps. A stopped run (SIGTERM) goes on where it was;
-so does one that is given more steps.
+learning rate falls to 0 over the last fifth of the steps (`--decay`). A stopped run (SIGTERM) goes on
+where it was; so does one that is given more steps.
 
 `rookworld sft` does the same for fewer rows. For these it needs ten minutes until its first step, its
 batches of like length hold one task only, and it computes in single precision. Here matrices are
@@ -53,7 +53,6 @@ from rookworld_rlvr.training.muon import MuonWithAdamW
 
 POOL = 8192  # rows that are sorted by length together
 WARMUP = 100
-DECAY = 0.2
 
 
 class Text(NamedTuple):
@@ -105,6 +104,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--batch_tokens", type=int, default=6000)
     parser.add_argument("--policy_share", type=float, default=0.3, help="of a step's tokens")
     parser.add_argument("--learning_rate", type=float, default=3e-3, help="Muon's")
+    parser.add_argument("--decay", type=float, default=0.2, help="share of steps in which it falls")
     parser.add_argument("--save_steps", type=int, default=250)
     parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args(argv)
@@ -300,7 +300,7 @@ def train(args: argparse.Namespace, learnt: dict[str, Tokens], watched: dict[str
 
     started = time.process_time()
     for step in range(first, args.steps):
-        _set_rate(optimizer, args.learning_rate * rate_factor(step, args.steps))
+        _set_rate(optimizer, args.learning_rate * rate_factor(step, args.steps, args.decay))
         _step(model, optimizer, {task: (learnt[task], next(streams[task])) for task in streams})
         done = step + 1
         if done % args.save_steps == 0 or done == args.steps or stopped:
@@ -320,9 +320,9 @@ def save_half(model: Any, folder: Path) -> None:
     model.save_pretrained(folder, state_dict=weights)
 
 
-def rate_factor(step: int, steps: int) -> float:
-    """The learning rate's factor: it rises, stays, and falls to 0 over the last fifth."""
-    return min(1.0, (step + 1) / WARMUP, (steps - step) / (DECAY * steps))
+def rate_factor(step: int, steps: int, decay: float) -> float:
+    """The learning rate's factor: it rises, stays, and falls to 0 over the last share of the steps."""
+    return min(1.0, (step + 1) / WARMUP, (steps - step) / (decay * steps))
 
 
 def _optimizer(model: Any, rate: float) -> MuonWithAdamW:

@@ -483,10 +483,10 @@ def _played(fen: str, action: Any, history: Any) -> tuple[str, tuple[str, ...]]:
         action = random.Random(fen).choice(legal)
     action = action or moves[-1]
     moves = moves or [action]
-    for move in moves:
+    for move in (action, *moves):
         parse_move(str(move))
     if moves[-1] != action:
-        raise UnjudgeableError("the last move of the history is not the action", str(moves))
+        raise NotationError(f"a history that does not end with the action, {action}", str(moves))
     return action, tuple(moves[-MAX_HISTORY:])
 
 

@@ -181,7 +181,7 @@ class PrepareReport:
     searches: Counter[str] = field(default_factory=Counter)  # of the rows that need values
     repaired: Counter[str] = field(default_factory=Counter)  # rows by repair
     not_repairable: Counter[str] = field(default_factory=Counter)  # rows by repair that failed
-    games: Counter[str] = field(default_factory=Counter)  # rows of games by where they are from
+    rows_of_games: Counter[str] = field(default_factory=Counter)  # by where they are from
     game_rows: Counter[str] = field(default_factory=Counter)  # environment rows of games by kind
 
 
@@ -327,7 +327,7 @@ def game_rows(args: PrepareArguments, report: PrepareReport) -> Iterator[pa.Tabl
     report.game_rows.update({kind: 0 for kind in shares if shares[kind]})
     with Progress("taking rows of games", args.game_rows) as progress:
         for batch in collect(args.games_path, targets, share, seed, args.workers()):
-            report.games.update(found.source for found in batch)
+            report.rows_of_games.update(found.source for found in batch)
             report.game_rows.update(found.group[0] for found in batch)
             report.rows["written"] += len(batch)
             rows = [{"text": found.text, "action_values": None} for found in batch]

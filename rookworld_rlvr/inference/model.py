@@ -105,7 +105,13 @@ def read_position(position: Position) -> str:
             f"{position!r} is not a position; give a FEN or a chess.Board, or several to analyse_all"
         )
     given = position.fen() if isinstance(position, chess.Board) else position
-    fen = parse_fen(f"{given} 0 1" if len(given.split()) == 4 else given)
+    fields = given.split()
+    if len(fields) not in (4, 6):
+        raise NotationError(
+            "a FEN has six fields, or four without its clocks, and none of an EPD's operations",
+            given,
+        )
+    fen = parse_fen(" ".join(fields if len(fields) == 6 else [*fields, "0", "1"]))
     canonical = rules.canonical_fen(fen)
     rules.check_fields(chess.Board(fen), fen)
     return canonical

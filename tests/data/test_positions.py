@@ -277,6 +277,18 @@ def test_a_prompt_that_is_no_text_is_called_so() -> None:
     assert isinstance(row, Malformed) and "a list of messages" in row.message
 
 
+def test_a_move_and_the_moves_before_it_are_read_from_a_table() -> None:
+    row = {"fen": chess.STARTING_FEN, "action": "e2e4", "history": "e2e4"}
+    (prompt,) = asked_of(row, ["environment"])
+    assert prompt["prompt"] == f"A: {chess.STARTING_FEN}+e2e4+e2e4+"
+    for change, fault in (
+        ({"action": "e4"}, "not a move in UCI notation: 'e4'"),
+        ({"history": "g1f3"}, "a history that does not end with the action, e2e4: "),
+    ):
+        with pytest.raises(NotationError, match=re.escape(fault)):
+            asked_of({**row, **change}, ["environment"])
+
+
 def test_games_are_read_as_far_as_they_go(tmp_path: Path) -> None:
     for text, played, faults in (
         (FAILS, "e2e4 e7e5 d2d4 d7d5", ["1: .*Ke3"]),

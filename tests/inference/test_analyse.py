@@ -73,13 +73,13 @@ def test_a_program_gets_json(capsys, stockfish: str) -> None:
     found = json.loads(said(capsys, *"--json --moves e4 --move e5".split()))
     wrong = {name for name, right in found["right"].items() if found["said"][name] != right}
     assert (found["san"], {*found["wrong"]}) == ("e5", wrong)
-    found = json.loads(said(capsys, "--json", "7k/5Q2/6K1/8/8/8/8/8 b - - 0 1"))
+    found = json.loads(said(capsys, "--json", "7k/5Q2/6K1/8/8/8/8/8 b - - 0 1\r"))
     assert found["over"] == "stalemate" and "candidates" not in found
 
 
 def test_faults_are_one_message_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     for words, fault in (
-        ("--fen e4", "a FEN has six fields: 'e4'"),
+        ("--fen e4", "a FEN has six fields, or four without its clocks"),
         ("--moves e4 Ke3", "illegal san: 'Ke3'"),
         ("--moves 0000", "'0000' is not a move"),
         ("--fen 8/8/8/8/8/8/8/8 w - - 0 1", "not a legal chess position"),

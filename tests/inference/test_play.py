@@ -114,7 +114,7 @@ def test_a_game_that_is_broken_off_is_kept(command, tmp_path: Path, at_the_end, 
 def test_bad_input_is_one_message(command, capsys) -> None:
     for words, said in (
         ("--fen 8/8/8/8/8/8/8/8 w - - 0 1", "not a legal chess position"),
-        ("--fen rubbish", "a FEN has six fields: 'rubbish'"),
+        ("--fen rubbish", "a FEN has six fields, or four without its clocks"),
         ("--fen 7k/8/8/8/8/8/8/7K w - - 0 1", "already over (insufficient material)"),
         ("--pgn .", "--pgn: cannot write '.' (Is a directory); give another path"),
         ("--colour green", "'green'"),

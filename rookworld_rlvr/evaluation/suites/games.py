@@ -64,6 +64,7 @@ class Game:
         """Play the move of the side to move, or end the game if the reply has none."""
         if reply.move is None:
             self.ending = "illegal" if reply.readable else "unreadable"
+            self.comments[self.board.ply()] = reply.comment
             return
         if not self.half_moves:
             self.comments[self.board.ply()] = "here the suite's opening ends"
@@ -115,7 +116,9 @@ class PlayedSuite(Suite[chess.Board], Generic[Played]):
             headers = {"Event": f"rookworld-rlvr, {self.name}", "Round": str(number)}
             board = self.final_board(game)
             record = record_of(board, *self.players(model, game), game.comments, **headers)
-            if game.ending == "capped":
+            if game.ending in ("illegal", "unreadable"):
+                record.headers["Termination"] = "rules infraction"
+            elif game.ending == "capped":
                 record.headers.update(Result=self.verdict(game), Termination="adjudication")
                 last = record.end()
                 last.comment = f"{last.comment} cut off after {MOST_PLIES} half-moves".strip()
@@ -200,8 +203,9 @@ def read_reply(board: chess.Board, completion: str) -> MoveReply:
     """A policy answer's `B`, as `rules.transition` would take it."""
     answer = reply_of(completion, parse_policy_answer).record
     if answer is None:
-        return MoveReply(False, None)
-    return MoveReply(True, rules.legal_move(board, answer.best_move))
+        return MoveReply(False, None, "the model's answer cannot be read")
+    move = rules.legal_move(board, answer.best_move)
+    return MoveReply(True, move, "" if move else f"the model's move {answer.best_move} is illegal")
 
 
 class SelfPlaySuite(GameSuite, packaged="self_play"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 from collections.abc import Sequence
@@ -47,8 +48,9 @@ def launch(models: Sequence[str], runs: Path, host: str, port: int) -> None:
 
     from .page import STYLE, page
 
+    reach_directly(names_of(host))
     # A page elsewhere, whose name leads to this machine, could otherwise read what is shown here.
-    names = ["localhost", LOOPBACK, host] if host != "0.0.0.0" else ["*"]
+    names = names_of(host) if host != "0.0.0.0" else ["*"]
     only = Middleware(TrustedHostMiddleware, allowed_hosts=names)
     theme = gr.themes.Default(
         font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
@@ -62,10 +64,23 @@ def launch(models: Sequence[str], runs: Path, host: str, port: int) -> None:
         share=False,
         ssr_mode=False,
         quiet=True,
+        _frontend=False,  # else it gives up if the page takes three seconds to answer
         theme=theme,
         css=STYLE,
         prevent_thread_lock=True,
     )
+
+
+def names_of(host: str) -> list[str]:
+    """What this machine is called by those who ask for the page."""
+    return ["localhost", LOOPBACK, host]
+
+
+def reach_directly(hosts: Sequence[str]) -> None:
+    """Ask for addresses without a proxy: gradio asks its own page whether it has started."""
+    for variable in ("NO_PROXY", "no_proxy"):
+        given = os.environ.get(variable, "")
+        os.environ[variable] = ",".join([*filter(None, [given]), *hosts])
 
 
 _APP = """\

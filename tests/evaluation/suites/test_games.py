@@ -115,7 +115,11 @@ SELF_PLAY_STARTS = ("f3 e5", "e4 e5", "d4 d5", "c4 c5")
 def test_self_play_by_hand(start_from) -> None:
     start_from(*SELF_PLAY_STARTS)
     model = Scripted(SELF_PLAY)
-    result = SelfPlaySuite(4, 0).run(model)
+    suite = SelfPlaySuite(4, 0)
+    result = suite.run(model)
+    pgn = suite.pgn("nano")
+    assert "{ the model's move e5e4 is illegal }" in pgn and pgn.count("rules infraction") == 2
+    assert "{ the model's answer cannot be read }" in pgn
     assert values(result) == {
         "legal_half_moves": (2 + 1 + 0 + 3) / 4,
         **dict.fromkeys(("finished", "capped", "illegal_end", "unreadable_end"), 1 / 4),

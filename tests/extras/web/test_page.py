@@ -36,7 +36,9 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     resolved = f"num_generations: 4\nrewards: []\nrun_name: {SCRIPT!r}\n"
     (run / "resolved_config.yaml").write_text(resolved)
     found = free_port(LOOPBACK, 7900 + 10 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]))
-    launch(["rookworld-nano"], run.parent, LOOPBACK, found)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # it asks for its own page without a proxy
+        launch(["rookworld-nano"], run.parent, LOOPBACK, found)
     yield found
     gradio.close_all()
 
