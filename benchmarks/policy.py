@@ -292,8 +292,8 @@ def measure(
         ]
         found[f"pass@{PASS_SAMPLES}"] = estimate("share", passed)
         if start and games:
-            match = VersusModelSuite(games, 0, start, ModelArguments(max_new_tokens=64))
-            found["Elo"] = match.run(player).estimates["elo_difference"]
+            suite = VersusModelSuite(games, 0, start, ModelArguments(max_new_tokens=64))
+            found["Elo"] = suite.run(player).estimates["elo_difference"]
     answers = player.answers([row["prompt"] for row in environment])
     exact = [score["exact"] for score in judge(environment, answers)]
     found["environment"] = estimate("share", exact)

@@ -36,6 +36,9 @@ def main(argv: Sequence[str]) -> None:
     args, engine_args = StrictParser(GROUPS, RECIPE).parse_strictly(argv)
     find_engine(engine_args.engine_path)
     base = check_training(args, engine_args)
+    if args.dry_run:
+        print(plan(args))
+        return
     for word in (signal.SIGINT, signal.SIGTERM):  # a training run ends too
         signal.signal(word, stop)
     accepted = args.model_name_or_path
@@ -64,6 +67,16 @@ def check_training(args: EvolveArguments, engine_args: EngineArguments) -> DataA
     if POLICY.name not in data_args.tasks:
         raise ConfigurationError([f"recipe: {args.recipe} does not train the policy; give another"])
     return data_args
+
+
+def plan(args: EvolveArguments) -> str:
+    """What a run would do, once all is checked."""
+    return wrapped(
+        f"these rounds can run: {args.rounds}, each with {args.games} games of {args.plies} plies to "
+        f"learn from by {args.recipe}, and {args.match_games} games to accept the result; run the same "
+        "command without --dry_run",
+        0,
+    )
 
 
 def stop(number: int, _: object) -> None:

@@ -20,14 +20,16 @@ from rookworld_rlvr.common.settings import Checked, setting
 
 def run_faults(runs: Sequence[str], where: str) -> list[str]:
     """Faults of the runs' folders, found before the report's code is loaded, and torch with it."""
+    if not runs:
+        return [f"{where}: no run is named; give its folder, such as runs/grpo_nano"]
     if missing := [run for run in runs if not Path(run).is_dir()]:
         remedy = "give the output_dir of a run of rookworld grpo"
         return [f"{where}: {run!r} is not a folder; {remedy}" for run in missing]
     from rookworld_rlvr.extras.report.page import MOST_RUNS
 
-    if 1 <= len(runs) <= MOST_RUNS:
+    if len(runs) <= MOST_RUNS:
         return []
-    return [f"{where}: {len(runs)} folders; give 1 to {MOST_RUNS}"]
+    return [f"{where}: {len(runs)} folders; give {MOST_RUNS} at most"]
 
 
 @dataclass

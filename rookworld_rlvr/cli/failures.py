@@ -84,7 +84,10 @@ def text_of(error: Exception, keys: Collection[str]) -> str | None:
         return f"cannot use a file ({said}); give another path, or mend this one"
     else:
         return message_of(error)
-    again = ", and run again with --resume_from_checkpoint auto to go on from the last checkpoint"
+    again = (
+        ", and run again with --resume_from_checkpoint auto: it goes on from the last checkpoint, or "
+        "starts if none was saved yet"
+    )
     return text + (again if "resume_from_checkpoint" in keys else "")
 
 

@@ -62,7 +62,8 @@ def main() -> NoReturn:
             os.execv(sys.executable, [sys.executable, "-P", "-m", MODULES[command], *line])
         else:
             close = close_matches(command, [*SCRIPTS, *MODULES, "recipes"])
-            raise ConfigurationError([f"{command!r} is not a command{close}; see rookworld --help"])
+            meant = "; rookworld grpo trains a model" if command == "train" else close
+            raise RookWorldError(f"{command!r} is not a command{meant}; see rookworld --help")
     except (RookWorldError, OSError) as error:
         if (text := message_of(error)) is None:
             raise
@@ -97,6 +98,11 @@ def asks_json(given: Mapping[str, Sequence[str]]) -> bool:
     return "json" in given or bool(file and read_keys(file).get("json"))
 
 
+_UNDER_PARAMETERS = (
+    "; a key of the runs belongs under parameters: --parameters '{{{}: {{value: ...}}}}'"
+)
+
+
 def check_keys(script: Path, given: Mapping[str, Sequence[str]]) -> None:
     """Refuse keys that a script does not have, by the table of keys that is packaged.
 
@@ -113,8 +119,14 @@ def check_keys(script: Path, given: Mapping[str, Sequence[str]]) -> None:
     where = dict.fromkeys(read_keys(file) if file else (), str(file))
     where |= dict.fromkeys(given, "command line")
     if unknown := [key for key in where if str(key).removeprefix("no_") not in known]:
+        of_runs = keys_of(script.with_name("grpo.py")) if script.stem == "sweep" else set()
+        meant = (
+            _UNDER_PARAMETERS.format(key) if key in of_runs else named_here(str(key), known)
+            for key in unknown
+        )
+        said = zip(unknown, meant, strict=True)
         raise ConfigurationError(
-            [f"{where[key]}: unknown key {key!r}{named_here(str(key), known)}" for key in unknown]
+            [f"{where[key]}: unknown key {key!r}{clause}" for key, clause in said]
         )
 
 

@@ -249,10 +249,18 @@ def value_faults(name: str, value: Any, hint: Any, bounds: Bounds) -> list[str]:
 
 def _name_faults(where: str, names: Collection[Any], among: Collection[str], of: str) -> list[str]:
     return [
-        f"{where}: {name!r} is not a valid {of or 'value'}{close_matches(str(name), among)}"
+        f"{where}: {name!r} is not a valid {of or 'value'}{_apart(str(name), among)}"
         for name in names
         if str(name) not in among
     ]
+
+
+def _apart(name: str, among: Collection[str]) -> str:
+    """What may have been meant by a name: others joined by commas, or a similar one."""
+    parts = [part.strip() for part in name.split(",")]
+    if len(parts) > 1 and {*parts} <= {*among}:
+        return f"; write {' '.join(parts)}, with blanks between them"
+    return close_matches(name, among)
 
 
 def _item_faults(name: str, value: Any, kind: Any, bounds: Bounds) -> list[str]:

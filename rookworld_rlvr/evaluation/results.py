@@ -148,7 +148,11 @@ def results_text(results: Sequence[ModelResults]) -> str:
         for model in results:
             metrics = model.suites[name].metrics()
             changes = {} if model is first else result.compare(model.suites[name])
-            cells = {m: f"{_estimate(x)}{_change(changes.get(m))}" for m, x in metrics.items()}
+            theirs = result.metrics()
+            cells = {
+                m: f"{_estimate(x)}{_change(changes.get(m), max(x.n, theirs[m].n))}"
+                for m, x in metrics.items()
+            }
             lines.append(f"  {short_name(model.model)}")
             lines += [f"    {key:<32}{metrics[key].n:>6}  {cell}" for key, cell in cells.items()]
             if name != "openings" or "file" in result.notes:
@@ -249,8 +253,14 @@ def _estimate(value: Estimate) -> str:
     return f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]"
 
 
-def _change(value: Paired | None) -> str:
-    """The difference, with a star if chance alone would rarely be as large, see `_LEGEND`."""
+def _change(value: Paired | None, n: int) -> str:
+    """The difference, with a star if chance alone would rarely be as large, see `_LEGEND`.
+
+    Args:
+        value: The comparison of the items that both models have a value for.
+        n: The most that one of them has; if those are more, their number is said.
+    """
     if value is None:
         return ""
-    return f" {value.difference:+.3f}{'' if value.is_tie else '*'}"
+    shared = f" (of the {value.n} of both)" if value.n < n else ""
+    return f" {value.difference:+.3f}{'' if value.is_tie else '*'}{shared}"

@@ -194,7 +194,9 @@ def _line(state: Any, logs: Mapping[str, Any]) -> list[str]:
     names = _SHOWN if {"reward", "loss/policy"} & logs.keys() else _SUPERVISED
     shown = [f"{name} {logs[name]:.4g}" for name in names if logs.get(name) is not None]
     if shown and "step_time" in logs:
-        shown.append(f"{logs['step_time']:.2f} s")
+        shown.append(f"{logs['step_time']:.2f} s a step")
+        if left := (state.max_steps - state.global_step) * logs["step_time"]:
+            shown.append(f"{tqdm.format_interval(left)} left")
     return cells(f"step {state.global_step:>5}/{state.max_steps}  ", shown) if shown else []
 
 

@@ -155,7 +155,7 @@ class TrainingDefaults:
             if "doesn't support bf16/gpu" in said:  # transformers names no key
                 said = "bf16: no GPU that supports bf16 was found; give --bf16 false"
             elif "round multiple" in said:
-                said = "save_steps: must be a multiple of eval_steps, to keep the best checkpoint"
+                said = _not_together(self.save_steps, self.eval_steps)  # type: ignore[attr-defined]
             faults.append(said)
         else:
             faults += self.settled_faults()
@@ -412,3 +412,12 @@ def compared_metrics(args: RookWorldGRPOConfig) -> list[tuple[str, str]]:
     guard = args.guard if isinstance(args.guard, dict) else {}
     guarded = [("guard", str(metric)) for metric in guard]
     return [("metric_for_best_model", str(args.metric_for_best_model)), *guarded]
+
+
+def _not_together(save_steps: float, eval_steps: float) -> str:
+    """Why a run cannot keep its best checkpoint."""
+    fitting = max(1, round(save_steps / eval_steps)) * eval_steps
+    return (
+        f"save_steps: {save_steps:g} is not a multiple of eval_steps, {eval_steps:g}, so the best "
+        f"checkpoint could not be kept; give --save_steps {fitting:g}"
+    )

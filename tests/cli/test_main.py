@@ -44,7 +44,12 @@ def test_every_script_is_a_command_and_says_what_it_does(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["plai"], "'plai' is not a command; did you mean play"),
+        (["plai"], "rookworld: 'plai' is not a command; did you mean play"),
+        (["train"], "'train' is not a command; rookworld grpo trains a model"),
+        (
+            ["sweep", "--max_steps", "2"],
+            "under parameters: --parameters '{max_steps: {value: ...}}'",
+        ),
         (["grpo", "--num_processes"], "--num_processes: '' is not one value"),
         (["grpo", "--accelerate_config", "gpus"], "'gpus' is not a file or one of cpu, "),
         (["recipes", "copy", "grpo_mix"], "no recipe 'grpo_mix'; did you mean grpo_mixed"),

@@ -55,6 +55,10 @@ class Lamp(Checked):
         ({"hours": 0}, "hours: 0 is too small; give at least 1"),
         ({"hours": 1.0}, "hours: 1.0 is not a whole number"),
         ({"colours": ["gren"]}, "colours: 'gren' is not a valid value; did you mean green?"),
+        (
+            {"colours": ["red,green"]},
+            "'red,green' is not a valid value; write red green, with blanks",
+        ),
         ({"colours": []}, "colours: empty; give at least one of red, green, blue"),
         ({"delays": [1, -1]}, "delays: -1 is too small; give at least 0"),
         ({"shares": "{"}, "shares: '{' is not valid JSON or YAML"),

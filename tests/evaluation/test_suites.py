@@ -242,6 +242,9 @@ def test_four_games_earn_no_star() -> None:
     assert many.count("+1.000*") == 3, "a table's two and the summary's"
     assert all(len(line) <= 100 for line in many.splitlines())
     assert "no interval" in results_text([model("first", 30.0, 4)])
+    assert "of both" not in many
+    uneven = results_text([model("first", 0.0, 4), model("second", 1.0, 6)])
+    assert uneven.count("+1.000 (of the 4 of both)") == 3
 
 
 def test_bad_input_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,10 @@ def test_recipe_and_overrides(tmp_path: Path) -> None:
         ({"tasks": ["polcy"]}, ["polcy", "policy"]),
         ({"rewards": ["policy_format"]}, ["no reward for the task", "environment"]),
         ({"num_generations": 7}, ["num_generations"]),
+        (
+            {"eval_steps": 10, "save_steps": 15},
+            ["not a multiple of eval_steps, 10", "give --save_steps 20"],
+        ),
         ({"use_cpu": False, "bf16": True}, ["bf16: no GPU that", "give --bf16 false"]),
         ({"loss_type": "dr-grpo"}, ["loss_type", "did you mean dr_grpo"]),
         ({"scale_rewards": "grup"}, ["scale_rewards", "did you mean group"]),

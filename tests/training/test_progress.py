@@ -42,7 +42,7 @@ def test_a_log_is_one_short_line_or_some_of_80_columns(
 
     seconds = {"step_time": 1.2345, "time/sampling": 1.0, "time/loss": 0.25, "time/update": 0.2}
     callback.on_log(args, state, control, {"reward": 0.5, **seconds})
-    assert capsys.readouterr().out == "step     5/150  reward 0.5  1.23 s\n"
+    assert capsys.readouterr().out == "step     5/150  reward 0.5  1.23 s a step  02:59 left\n"
     memory = {"memory/sampling": 0.5, "memory/loss": 12.0, "memory/update": 12.25}
     callback.on_log(args, state, control, {"reward": 0.5, **seconds, **memory})
     assert capsys.readouterr().out.splitlines()[1:] == [
@@ -74,7 +74,7 @@ def test_a_line_without_seconds_in_the_log_has_the_mean_of_its_steps(
             time.sleep(pause)
             callback.on_step_end(args, state, control)
         callback.on_log(args, state, control, {"loss": 1.0})
-        (seconds,) = re.findall(r" (\S+) s$", capsys.readouterr().out)
+        (seconds,) = re.findall(r" (\S+) s a step", capsys.readouterr().out)
         return float(seconds)
 
     assert 0.2 <= shown(0.1, 0.3) < 0.4

@@ -150,7 +150,11 @@ def run_diagnosis(
             "layers": records(layers.assign(ratio=layers["update_norm"] / layers["weight_norm"])),
         },
         "after": {**performance(diagnosis, -1), **changes(diagnosis)},
-        "costs": [{"phase": name, **cost} for name, cost in diagnosis.costs.items()],
+        "costs": [
+            {"phase": name, "seconds": cost["seconds"], "calls": cost["calls"]}
+            | {"peak_memory_mib": cost["peak_memory"] / 2**20}
+            for name, cost in diagnosis.costs.items()
+        ],
         "log_history": log_history,
     }
     record["analysis"] = {

@@ -149,14 +149,14 @@ def completions(group: Section) -> list[dict[str, Any]]:
 # The terminal
 # --------------------------------------------------------------------------------------------------
 def print_report(record: Section) -> None:
-    """Print the ten phases, then what they cost."""
+    """Print the ten phases, then what they cost, and last once more what was found."""
     console = Console(width=width(MOST_WIDTH), markup=False, emoji=False, highlight=False)
     for place, (key, title) in enumerate(PHASES.items(), 1):
         console.rule(f"{place}. {title}", align="left")
         part = record[key]
         console.print(_table([], lines(part)))
         if zero := zeros(part):
-            console.print(printable(f"0: {', '.join(zero)}"))
+            console.print(printable(f"all 0: {', '.join(zero)}"))
         for finding, text in findings(part) if key == "analysis" else ():
             console.print(printable(f"{finding['severity']}: {finding['rule']}: {text}"))
         found = [*tables(part)]
@@ -174,6 +174,9 @@ def print_report(record: Section) -> None:
     for name, heads, rows in tables({"costs": record["costs"]}):
         console.rule(name, align="left")
         console.print(_table(heads, rows))
+    console.print()
+    for finding, text in findings(record["analysis"]):
+        console.print(printable(f"{finding['severity']}: {finding['rule']}: {text}"))
 
 
 def fitted(

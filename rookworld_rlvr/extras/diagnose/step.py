@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -168,7 +169,9 @@ class Diagnosis(TrainerCallback):  # type: ignore[misc]
     # --------------------------------------------------------------------------------------------
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Note the seconds and the peak memory of a phase."""
+        """Note the seconds and the peak memory of a phase, and say that it begins."""
+        if name not in self.costs and self.trainer.is_world_process_zero():
+            print(f"diagnosis: {name} ...", file=sys.stderr, flush=True)
         cost = self.costs.setdefault(name, {"seconds": 0.0, "calls": 0, "peak_memory": 0})
         if on_gpu := torch.cuda.is_available():
             torch.cuda.synchronize()

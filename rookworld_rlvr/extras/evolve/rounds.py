@@ -78,6 +78,7 @@ class EvolveArguments(Checked):
     match_games: int = setting(
         200, "Games of the match between a round's model and the one before.", least=2, most=1_000
     )
+    dry_run: bool = setting(False, "Check everything, say what the rounds would do, and end.")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -356,7 +357,7 @@ def rounds(
     """
     folder = Path(args.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    keys = {key: value for key, value in asdict(args).items() if key != "rounds"}
+    keys = {key: value for key, value in asdict(args).items() if key not in ("rounds", "dry_run")}
     path = folder / _KEYS
     if path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))

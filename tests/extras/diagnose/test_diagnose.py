@@ -83,7 +83,7 @@ def test_ten_phases_and_no_finding(content: dict[str, Any], healthy: Path) -> No
     assert drawn.count('class="board"') >= 4
     rows = {row["phase"]: row for row in content["costs"]}
     for name in ("sampling", "rewards", "reference", "forward", "backward"):
-        assert rows[name]["seconds"] > 0 and rows[name]["peak_memory"] > 2**20
+        assert rows[name]["seconds"] > 0 and rows[name]["peak_memory_mib"] > 1
     assert rows["forward"]["calls"] == rows["backward"]["calls"] == 2, "two accumulated batches"
 
 

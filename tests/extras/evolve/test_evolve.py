@@ -72,6 +72,13 @@ def test_killed_rounds_end_as_if_nothing_had_happened(tmp_path: Path, stockfish:
     assert "(plies was 3, is 4)" in other.stderr
 
 
+def test_a_dry_run_says_what_the_rounds_would_do(tmp_path: Path, stockfish: str) -> None:
+    done = script("evolve.py", write(tmp_path, engine_path=stockfish), "--dry_run", cwd=tmp_path)
+    said = " ".join(done.stdout.split())
+    assert said.startswith("these rounds can run: 2, each with 6 games of 3 plies")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [
