@@ -96,7 +96,10 @@ def policy_board(fen: str, answer: PolicyAnswer | NotationError, values: Values 
 def policy_arrows(
     fen: str, answer: PolicyAnswer | NotationError, values: Values | None
 ) -> tuple[list[Arrow], str]:
-    """The arrows and the caption of a policy answer, see `policy_board`."""
+    """The arrows and the caption of a policy answer, see `policy_board`.
+
+    The engine's best move is a green arrow; if it is the answer's too, a green circle where that ends.
+    """
     best = max(values, key=values.__getitem__) if values else None
     arrows = []
     if isinstance(answer, NotationError):
@@ -105,13 +108,17 @@ def policy_arrows(
         if values and best and values.get(answer.best_move) == values[best]:
             best = answer.best_move  # of equally good moves, the answer's
         legal = rules.legal_moves(fen)
+        # One arrow a move: two half-transparent ones would mix their colours.
+        others = [move for move in answer.moves if move not in (best, answer.best_move)]
         arrows = [
             arrow(move, (MODEL if move in legal else WRONG) + shade)
-            for move, shade in (*((m, "70") for m in answer.moves), (answer.best_move, ""))
+            for move, shade in (*((m, "70") for m in others), (answer.best_move, ""))
         ]
         words = f"B {answer.best_move}" + ("" if answer.best_move in legal else " (illegal)")
         if best is not None:
             words += ": best" if best == answer.best_move else f", engine {best}"
+        if best == answer.best_move:
+            return [*arrows, arrow(best[2:4] * 2, TRUTH)], words
     if best is not None:
         arrows.insert(0, arrow(best, TRUTH))
     return arrows, words
@@ -129,7 +136,7 @@ def environment_board(
         row: The position and the action.
         answer: What the model wrote, or why it cannot be read.
         truth: The right answer.
-        wrong: The fields of the answer that are wrong.
+        wrong: What is wrong, a few words for each field.
     """
     turn = rules.board_of(row["fen"]).turn
     true_board = written_board(truth.fen)
@@ -140,10 +147,19 @@ def environment_board(
         board = written_board(answer.fen)
         differ = [s for s in chess.SQUARES if board.piece_at(s) != true_board.piece_at(s)]
         words = f"wrong: {', '.join(wrong)}" if answer != truth else "right"
-    mine = draw_board(board, turn, fill=dict.fromkeys(differ, WRONG + "b0"))
-    fill = dict.fromkeys(differ, TRUTH + "b0")
+    said = "" if isinstance(answer, NotationError) else answer.fen
+    is_right = _en_passant(said) == _en_passant(truth.fen)
+    mine_too, true_too = ([], []) if is_right else (_en_passant(said), _en_passant(truth.fen))
+    mine = draw_board(board, turn, fill=dict.fromkeys([*differ, *mine_too], WRONG + "b0"))
+    fill = dict.fromkeys([*differ, *true_too], TRUTH + "b0")
     right = draw_board(true_board, turn, action_arrows(row["action"]), fill)
     return picture([mine, right], [words, f"python-chess, after {row['action']}"], words)
+
+
+def _en_passant(fen: str) -> list[chess.Square]:
+    """The square behind a pawn that has just made a double step, where a FEN names one."""
+    field = fen.split(" ")[3] if fen else "-"
+    return [] if field == "-" else [chess.parse_square(field)]
 
 
 def fill_in_board(

@@ -331,13 +331,14 @@ class EnvironmentTask(Task):
     def board(self, row: Row, completion: str, values: Values | None = None) -> str:
         """See `Task`: the predicted board, and beside it the true one.
 
-        Wrong squares are red on the left and green on the right; the caption names the wrong fields.
+        Wrong squares are red on the left and green on the right, the en passant square among them; the
+        caption names the wrong fields, and what is right.
         """
         from .boards import environment_board  # only pictures need it
 
         truth = rules.transition(row["fen"], row["action"])
         answer = self.answer_or_fault(row["prompt"], completion)
-        wrong = [] if isinstance(answer, NotationError) else wrong_fields(answer, truth)
+        wrong = [] if isinstance(answer, NotationError) else _in_words(answer, truth)
         return environment_board(row, answer, truth, wrong)
 
 
@@ -358,6 +359,15 @@ def wrong_fields(answer: EnvironmentAnswer, truth: EnvironmentAnswer) -> list[st
     """The fields of an answer that are wrong, by the names of `answer_fields`."""
     true = answer_fields(truth)
     return [name for name, mine in answer_fields(answer).items() if mine != true[name]]
+
+
+def _in_words(answer: EnvironmentAnswer, truth: EnvironmentAnswer) -> list[str]:
+    """Each wrong field with its contents; of a board only that it is wrong."""
+    said, right = answer_fields(answer), answer_fields(truth)
+    return [
+        name if name == _FIELDS[0] else f"{name} {said[name]} (right: {right[name]})"
+        for name in wrong_fields(answer, truth)
+    ]
 
 
 ENVIRONMENT = EnvironmentTask()

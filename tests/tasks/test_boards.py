@@ -99,10 +99,14 @@ def read_fills(picture: str) -> dict[str, str]:
 def test_a_policy_answer_has_its_moves_and_the_engine_s_best_and_an_illegal_one_is_red() -> None:
     answer = " M: e2e4 d2d4 g1f3 E: 0.3 0.3 0.2 B: d2d4"
     picture = policy_board(answer, {"e2e4": 35, "d2d4": 30, "a2a3": -10})
-    assert len(lines(picture, "#1f5fbf70")) == 3 and len(lines(picture, "#1f5fbf")) == 1
+    assert len(lines(picture, "#1f5fbf70")) == 1 and len(lines(picture, "#1f5fbf")) == 1
     (best,) = lines(picture, "#1c8f4d")
     assert square(best.get("x1"), best.get("y1")) == "e2"
     assert words(picture) == "B d2d4, engine e2e4"
+    picture = policy_board(answer, {"e2e4": 30, "d2d4": 30})
+    assert not lines(picture, "#1c8f4d") and words(picture) == "B d2d4: best", "as good as any"
+    rings = [c for c in read(picture).iter(f"{SVG}circle") if c.get("stroke") == "#1c8f4d"]
+    assert [square(ring.get("cx"), ring.get("cy")) for ring in rings] == ["d4"]
     picture = policy_board(" M: e2e4 a1a1 E: 0.3 B: e2e5")
     assert [square(line.get("x1"), line.get("y1")) for line in lines(picture, "#d42a1e")] == ["e2"]
     assert len(list(read(picture).iter(f"{SVG}circle"))) == 6, "a1a1 goes nowhere; queens have five"
@@ -114,7 +118,15 @@ def test_an_environment_answer_has_its_wrong_squares_marked() -> None:
     picture = environment_boards(f"{d4}+0.001+0+0")
     assert marked(picture, "#d42a1e") == marked(picture, "#1c8f4d") == {"d4", "e4", "d2", "e2"}
     assert pieces(picture) == 64, "32 pieces on each of two boards"
-    assert words(picture).startswith("wrong: board, side to move python-chess, after e2e4")
+    assert words(picture).startswith("wrong: board, side to move w (right: b)")
+
+
+def test_a_wrong_en_passant_square_is_marked_and_what_is_not_on_the_board_is_told() -> None:
+    picture = environment_boards(f"{AFTER_E4.replace(' - 0 ', ' e3 0 ')}+0.001+0+0")
+    assert marked(picture, "#d42a1e") == {"e3"} and not marked(picture, "#1c8f4d")
+    assert words(picture).startswith("wrong: en passant e3 (right: -)")
+    picture = environment_boards(f"{AFTER_E4.replace(' KQkq ', ' KQ ')}+0.001+0+0")
+    assert not marked(picture, "#d42a1e") and "castling KQ (right: KQkq)" in words(picture)
 
 
 def test_what_cannot_be_read_says_so() -> None:
