@@ -107,9 +107,9 @@ def read_position(position: Position) -> str:
     given = position.fen() if isinstance(position, chess.Board) else position
     fields = given.split()
     if len(fields) not in (4, 6):
+        counted = f"this has {len(fields)}" if fields else "this is empty"
         raise NotationError(
-            "a FEN has six fields, or four without its clocks, and none of an EPD's operations",
-            given,
+            f"a FEN has six fields, or four without its clocks, but {counted}", given
         )
     fen = parse_fen(" ".join(fields if len(fields) == 6 else [*fields, "0", "1"]))
     canonical = rules.canonical_fen(fen)
@@ -134,8 +134,15 @@ def read_move(board: chess.Board, move: Move) -> chess.Move:
     try:
         if found := board.parse_san(move):  # python-chess also reads a null move
             return found
-    except ValueError as error:
-        raise RookWorldError(f"{error}; {_LEGAL_MOVE}") from None
+    except chess.IllegalMoveError:
+        side = chess.COLOR_NAMES[board.turn].capitalize()
+        raise RookWorldError(
+            f"{move!r} is not a legal move of {side}'s here; {_LEGAL_MOVE}"
+        ) from None
+    except chess.AmbiguousMoveError:
+        raise RookWorldError(f"{move!r} may mean several moves here; {_LEGAL_MOVE}") from None
+    except ValueError:
+        pass
     raise RookWorldError(f"{move!r} is not a move; {_LEGAL_MOVE}")
 
 

@@ -80,11 +80,11 @@ def test_a_program_gets_json(capsys, stockfish: str) -> None:
 def test_faults_are_one_message_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     for words, fault in (
         ("--fen e4", "a FEN has six fields, or four without its clocks"),
-        ("--moves e4 Ke3", "illegal san: 'Ke3'"),
+        ("--moves e4 Ke3", "'Ke3' is not a legal move of Black's here"),
         ("--moves 0000", "'0000' is not a move"),
         ("--fen 8/8/8/8/8/8/8/8 w - - 0 1", "not a legal chess position"),
         ("--model nowhere", "model: there is no folder 'nowhere'"),
-        ("--move Qh9", "invalid san: 'Qh9'"),
+        ("--move Qh9", "'Qh9' is not a move"),
     ):
         assert main(words.split()) == 2
         out, err = capsys.readouterr()

@@ -138,10 +138,10 @@ def test_positions_and_moves_are_taken_as_people_have_them(model: RookWorld) -> 
 def test_what_is_no_position_move_type_or_device_is_refused(model: RookWorld) -> None:
     asked: Any
     for asked, said in (
-        (["d2d4", "e4"], "a FEN has six fields"),
-        ([START, "e5"], "illegal san: 'e5'.*; give a legal move, as Nf3"),
-        ([START, "a1a1"], "no matching legal move"),
-        ([START, "rubbish"], "invalid san: 'rubbish'"),
+        (["d2d4", "e4"], "a FEN has six fields, or four without its clocks, but this has 1"),
+        ([START, "e5"], "'e5' is not a legal move of White's here; give a legal move, as Nf3"),
+        ([START, "a1a1"], "'a1a1' is not a legal move of White's here"),
+        ([START, "rubbish"], "'rubbish' is not a move"),
         ([START, "e4", ["Nf3"]], "not a move in UCI notation: 'Nf3'"),
         *(([START, 3], "3 is not a move"), ([START, chess.Move.null()], "is not a move")),
         ([[START], "e4"], "is not a position; .* analyse_all"),

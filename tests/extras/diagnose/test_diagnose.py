@@ -187,7 +187,7 @@ def test_names_are_those_of_the_log_and_digits_stand_below_each_other(
     for name in part:
         is_shown = name not in zero and part[name] != []
         assert (f'<th scope="row">{name}</th>' in drawn) == is_shown, name
-    assert f"<summary>{len(zero)} are 0</summary>" in drawn and ", ".join(zero) in drawn
+    assert f"<summary>{len(zero)} numbers are 0</summary>" in drawn and ", ".join(zero) in drawn
     assert "\n".join(content["setup"]["data"][:2]) in drawn, "a line of the data stays a line"
     checked = 0
     for key in PHASES:
