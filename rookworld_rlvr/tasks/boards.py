@@ -36,10 +36,10 @@ BOARD_SIZE = 200  # pixels of a board's side
 _SIDE = 8 * chess.svg.SQUARE_SIZE  # a board's side in the picture's own units
 
 
-_LINE = 23  # height of a caption's line
+_LINE = 28  # height of a caption's line
 
 
-_LETTERS = 38  # in a caption's line
+_LETTERS = 31  # in a caption's line
 
 
 _GAP = 12
@@ -246,12 +246,12 @@ def _coordinates(below: chess.Color) -> Iterator[str]:
     for place in range(8):
         rank, file = (7 - place, place) if below else (place, 7 - place)
         top, left = place * chess.svg.SQUARE_SIZE, place * chess.svg.SQUARE_SIZE
-        yield _coordinate(chess.RANK_NAMES[rank], 2, top + 12)
-        yield _coordinate(chess.FILE_NAMES[file], left + 37, _SIDE - 3)
+        yield _coordinate(chess.RANK_NAMES[rank], 2, top + 13)
+        yield _coordinate(chess.FILE_NAMES[file], left + 36, _SIDE - 3)
 
 
 def _coordinate(name: str, x: int, y: int) -> str:
-    return f'<text x="{x}" y="{y}" font-family="sans-serif" font-size="12" fill="#5b3510">{name}</text>'
+    return f'<text x="{x}" y="{y}" font-family="sans-serif" font-size="14" fill="#5b3510">{name}</text>'
 
 
 def _dot(square: chess.Square, below: chess.Color) -> str:
@@ -278,8 +278,8 @@ def picture(boards: Sequence[str], captions: Sequence[str], label: str) -> str:
     if captions:  # a background of its own, as pages may be light or dark
         parts.insert(0, f'<rect width="{width}" height="{height}" fill="#f3f4f6"/>')
     parts += [
-        f'<text x="{place * (_SIDE + _GAP) + 4}" y="{_SIDE + _LINE * number - 4}" '
-        f'font-family="sans-serif" font-size="18" fill="#1c1f23">{html.escape(line)}</text>'
+        f'<text x="{place * (_SIDE + _GAP) + 4}" y="{_SIDE + _LINE * number - 5}" '
+        f'font-family="sans-serif" font-size="22" fill="#1c1f23">{html.escape(line)}</text>'
         for place, texts in enumerate(lines)
         for number, line in enumerate(texts, 1)
     ]
