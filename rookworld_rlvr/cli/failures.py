@@ -80,6 +80,8 @@ def text_of(error: Exception, keys: Collection[str]) -> str | None:
         text = f"the disk is full ({said}); free some space"
     elif is_out_of_memory(error):
         text = f"out of memory ({said}); lower {' or '.join(sorted(sizes)) or 'the amount of work'}"
+    elif isinstance(error, ImportError) and re.search("install|not available|cannot be used", said):
+        return f"a package is missing ({said}); install it, or leave out the key that asks for it"
     elif _NOT_OPENED.search(str(error)):
         return f"cannot use a file ({said}); give another path, or mend this one"
     else:

@@ -121,11 +121,15 @@ class TrainingRun:
 
         self.state.print(f"\n{self.resolved.partition(DEFAULTS)[0]}")
         steps, epochs = self.args.max_steps, self.args.num_train_epochs
-        length = f"{steps} steps" if steps > 0 else f"{epochs:g} epochs"
-        work = f"{length} on {rows} rows"
+        count, unit = (steps, "step") if steps > 0 else (epochs, "epoch")
+        length = f"{count:g} {unit}{'' if count == 1 else 's'}"
+        repeated = ", some of them repeated" if rows > sum(data.report.train.values()) else ""
+        work = f"{length} on {rows:,} rows{repeated}"
         on_gpu = self.args.device.type == "cuda"
         said = verdict(self.model_args, data.prompts(), tokens, work, has_warnings, on_gpu)
         self.state.print(wrapped(said, 0))
+        if said.startswith("this recipe cannot run:"):
+            raise SystemExit(2)
 
     def open_folder(
         self, data: LoadedData, truth: PolicyTruth | None = None, carried: Sequence[str] = ()

@@ -269,6 +269,11 @@ def load_data(
         if not split:
             reasons = (report.quarantined + report.unjudgeable + report.left_out).items()
             absent = "".join(f", {rows} are left out ({why})" for why, rows in reasons)
+            if name == "training" and report.shared:
+                absent += (
+                    f", {report.shared} are of positions that eval_dataset_name has too, which are not "
+                    "trained on"
+                )
             raise RookWorldError(
                 f"no {name} rows in {_read_of(args)} with tasks={args.tasks} and heldout_share="
                 f"{args.heldout_share}: {report.read} rows were read{absent}. Give more rows, "

@@ -460,7 +460,10 @@ def asked_of(raw: Mapping[str, Any], tasks: Sequence[str]) -> list[Mapping[str, 
         raise NotationError("a game that cannot be read to its end", str(raw["fault"]))
     given = raw.get("text") or raw.get("fen") or raw.get("prompt") or ""
     if not isinstance(given, str):
-        raise NotationError("a prompt that is not text, such as a list of messages", str(given))
+        raise NotationError(
+            "a prompt that is not text, such as a list of messages, which only your own script can use",
+            str(given),
+        )
     fen = fen_of(given)
     position = EnvironmentPrompt(fen, *_played(fen, raw.get("action"), raw.get("history")))
     prompts = [prompt for task in tasks if (prompt := TASKS[task].ask(position)) is not None]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainingArguments
+import torch
+from transformers import TrainingArguments, get_scheduler
 from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy
 from trl import GRPOConfig, ModelConfig, RewardConfig, SFTConfig
@@ -22,6 +25,7 @@ from ..evaluation.registry import SUITE_HEADLINES
 from ..models.decoding import ANSWER_TOKENS
 from ..models.loading import check_model_name
 from ..rewards.registry import check_reward_specs, specs_of, tasks_of
+from ..tasks.policy import POLICY
 from ..tasks.registry import TASKS
 from .arguments import MUON, StepArguments, metric_faults, settled_step_faults, step_faults
 from .run_folder import foreign_faults
@@ -147,7 +151,7 @@ class TrainingDefaults:
     hub_strategy: HubStrategy | str = with_default(TrainingArguments, "hub_strategy", "end")
 
     def __post_init__(self) -> None:
-        faults = key_faults(self) + self.faults()
+        faults = key_faults(self) + _package_faults(self) + self.faults()
         try:
             super().__post_init__()  # type: ignore[misc]
         except ValueError as error:
@@ -158,7 +162,7 @@ class TrainingDefaults:
                 said = _not_together(self.save_steps, self.eval_steps)  # type: ignore[attr-defined]
             faults.append(said)
         else:
-            faults += self.settled_faults()
+            faults += _schedule_faults(self) + self.settled_faults()
         if faults:
             raise ConfigurationError(faults)
         self.run_name = self.run_name or Path(self.output_dir).name  # type: ignore[attr-defined, has-type]
@@ -249,6 +253,11 @@ class RookWorldGRPOConfig(StepArguments, MeasurementArguments, TrainingDefaults,
     def faults(self) -> list[str]:
         """Faults that show only when several keys are compared, one sentence each."""
         faults = self._reward_faults() + step_faults(self)
+        if self.neftune_noise_alpha is not None:  # type: ignore[attr-defined]
+            faults.append(
+                f"neftune_noise_alpha: {self.neftune_noise_alpha} would make the trainer's log-probs "  # type: ignore[attr-defined]
+                "differ from the sampler's; leave it out"
+            )
         if self.use_vllm:
             from .exchanged import vllm_faults
 
@@ -356,6 +365,14 @@ def check_recipe(*groups: Any) -> list[str]:
         for task in ([] if data_args is None else tasks)
         if task not in judged
     ]
+    of_moves = [
+        key for key in ("expected_score_coef", "soft_moves_coef") if getattr(training_args, key)
+    ]
+    if POLICY.name not in tasks:
+        faults += [
+            f"{key}: it acts on policy rows; add policy to `tasks`, or leave it out"
+            for key in of_moves
+        ]
     not_run = [SUITE_HEADLINES[name] for name in SUITE_HEADLINES.keys() - set(suites)]
     return faults + [
         f"{key}: {metric!r} is not measured; add its task to `tasks`, or its suite to `suites`"
@@ -412,6 +429,41 @@ def compared_metrics(args: RookWorldGRPOConfig) -> list[tuple[str, str]]:
     guard = args.guard if isinstance(args.guard, dict) else {}
     guarded = [("guard", str(metric)) for metric in guard]
     return [("metric_for_best_model", str(args.metric_for_best_model)), *guarded]
+
+
+_PACKAGES = {
+    "use_liger_kernel": ("liger-kernel", "liger_kernel", "true"),
+    "optim": ("bitsandbytes", "bitsandbytes", "8bit|bnb|paged"),
+}
+"""A key, the package that it needs, its module, and what values need it, as a regular expression."""
+
+
+def _package_faults(args: Any) -> list[str]:
+    """Keys whose package is not installed: transformers looks for it only once the model is loaded."""
+    faults = []
+    for key, (package, module, values) in _PACKAGES.items():
+        given = getattr(args, key)
+        text = str(getattr(given, "value", given)).lower()
+        if re.search(values, text) and find_spec(module) is None:
+            faults.append(
+                f"{key}: {text} needs {package}, which is not installed; run pip install {package}, or "
+                f"leave {key} out"
+            )
+    return faults
+
+
+def _schedule_faults(args: Any) -> list[str]:
+    """What the learning rate's schedule lacks, which transformers says after the first evaluation."""
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    kind, own = args.lr_scheduler_type, args.lr_scheduler_kwargs or {}
+    try:
+        get_scheduler(kind, optimizer, 0, 10, scheduler_specific_kwargs={**own})
+    except (TypeError, ValueError) as error:
+        said = " ".join(str(error).split())
+        return [
+            f"lr_scheduler_type: {getattr(kind, 'value', kind)}: {said}; give lr_scheduler_kwargs"
+        ]
+    return []
 
 
 def _not_together(save_steps: float, eval_steps: float) -> str:
