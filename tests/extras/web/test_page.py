@@ -18,7 +18,15 @@ from rookworld_rlvr.extras.web.__main__ import main
 from rookworld_rlvr.extras.web.app import LOOPBACK, free_port, launch
 from rookworld_rlvr.extras.web.backend import Backend
 from rookworld_rlvr.extras.web.reach import beyond, trained_plies
-from rookworld_rlvr.extras.web.render import analyses, candidates, read_board, square_at
+from rookworld_rlvr.extras.web.render import (
+    BlockError,
+    analyses,
+    candidates,
+    read_board,
+    rewards_shown,
+    simulations,
+    square_at,
+)
 from rookworld_rlvr.extras.web.run_list import described, runs_with_reports
 from rookworld_rlvr.inference.model import reply_of
 from rookworld_rlvr.tasks.policy import parse_policy_answer
@@ -275,6 +283,46 @@ def test_an_answer_without_a_legal_move_says_so() -> None:
     assert shown.count('scope="row">illegal') == 2 and "install Stockfish" in shown
     reply = reply_of("M: e1d1 d2d4 E: 0.3 0.2 B: e1d1", parse_policy_answer)
     assert "Illegal here: 1 of the 2 moves" in candidates(chess.Board(fen), "x", reply, None)
+
+
+def test_a_move_that_is_named_more_than_once_is_one_row() -> None:
+    board = chess.Board("4k3/8/8/8/8/8/8/4K3 w - - 0 1")
+    values = {move.uci(): 0 for move in board.legal_moves}
+    reply = reply_of("M: e1f1 e1f1 e1f1 E: 0.0 0.0 0.0 B: e1f1", parse_policy_answer)
+    shown = candidates(board, "x", reply, values)
+    assert "x named one move three times." in shown
+    assert shown.count('scope="row"') == 1 and "×3" in shown and shown.count("+0.00") == 3
+    assert "best move of Stockfish: <b>Kf1 (+0.00)</b>, one of 5 equally good moves" in shown
+    reply = reply_of("M: e1f1 e1d1 e1f1 E: 0.1 0.2 0.3 B: e1d1", parse_policy_answer)
+    shown = candidates(board, "x", reply, values | {"e1f2": 1})
+    assert "named one move" not in shown
+    assert shown.count('scope="row"') == 2 and "+0.10, +0.30" in shown and "×2" in shown
+    assert "best move of Stockfish: <b>Kf2 (+0.01)</b></p>" in shown, "no other is as good"
+
+
+def test_the_faults_of_prompt_and_block_are_told_apart(tmp_path: Path) -> None:
+    backend = Backend(["rookworld-nano"], tmp_path, is_private=True)
+
+    def refused(prompt: str, block: str) -> RookWorldError:
+        with pytest.raises(RookWorldError) as caught:
+            rewards_shown(backend, "rookworld-nano", prompt, [""], block, "group")
+        return caught.value
+
+    said = refused("X: nothing", "rewards: []")
+    assert str(said) == "a prompt starts with A:, P: or F:, not with 'X: nothing'"
+    assert "six fields" in str(refused("P: nothing", "rewards: []"))
+    prompt = f"A: {chess.STARTING_FEN}+e2e4+e2e4+"
+    for block, fault in (("][", "not valid YAML"), ("rewards: [{name: nothing}]", "nothing")):
+        said = refused(prompt, block)
+        assert isinstance(said, BlockError) and fault in str(said)
+        assert "in the configuration" not in str(said)
+
+
+def test_a_right_answer_about_an_illegal_move_is_explained(tmp_path: Path) -> None:
+    backend = Backend(["rookworld-nano"], tmp_path, is_private=True)
+    shown = {move: simulations(backend, "", move, ["rookworld-nano"]) for move in ("e2e5", "a2a3")}
+    right = "Right in all nine fields: it calls the move illegal, and the position stays as it was."
+    assert right in shown["e2e5"] and "Right in all nine fields.<" in shown["a2a3"]
 
 
 def test_the_runs_of_a_folder_are_told_in_a_line(tmp_path: Path) -> None:
