@@ -68,15 +68,35 @@ def page(models: Sequence[str], runs: Path, is_private: bool = True) -> gr.Block
     threading.Thread(target=backend.warm_up, daemon=True).start()
     with gr.Blocks(title="RookWorld", analytics_enabled=False) as blocks:
         gr.HTML(_TITLE, **_BARE)
-        with gr.Tab("Ask"):
-            _ask(backend)
+        with gr.Tab("Ask") as ask:
+            names = _ask(backend)
         with gr.Tab("Rewards") as rewards:
-            _rewards(backend, rewards)
-        with gr.Tab("Play"):
-            _play(backend)
+            model = _rewards(backend, rewards)
+        with gr.Tab("Play") as play:
+            opponent = _play(backend)
         with gr.Tab("Runs") as tab:
-            _runs(backend, tab)
+            again = _runs(backend, tab)
+        lists = [names, model, opponent]
+        selected = [tab.select for tab in (ask, rewards, play)]
+        gr.on(
+            [blocks.load, *selected, again.click],
+            functools.partial(_offered, backend),
+            lists,
+            lists,
+            show_progress="hidden",
+        )
     return blocks
+
+
+def _offered(backend: Backend, asked: Sequence[str], *chosen: str) -> list[Any]:
+    """The lists of models as they are now; what is chosen stays chosen while it is there."""
+    found = backend.models()
+    kept = [name for name in asked if name in found]
+    group = gr.CheckboxGroup(found, **({} if kept == asked else {"value": kept}))
+    return [
+        group,
+        *(gr.Dropdown(found, **({} if name in found else {"value": found[0]})) for name in chosen),
+    ]
 
 
 def _shown(work: Callable[..., Any]) -> Callable[..., str]:
@@ -106,7 +126,7 @@ def _scene(text: str, picked: int | None = None) -> str:
 # --------------------------------------------------------------------------------------------------
 # Ask
 # --------------------------------------------------------------------------------------------------
-def _ask(backend: Backend) -> None:
+def _ask(backend: Backend) -> gr.CheckboxGroup:
     with gr.Row():
         with gr.Column(scale=5, min_width=300):
             board = gr.HTML(
@@ -182,6 +202,7 @@ def _ask(backend: Backend) -> None:
     whose.input(lambda name, boards: boards[name], [whose, scenes], board, show_progress="hidden")
     simulated = _shown(lambda *given: simulations(backend, *given))
     gr.on([step.click, move.submit], simulated, [text, move, names], answer)
+    return names
 
 
 def _clicked(text: str, kind: str, start: int | None, square: int) -> tuple[str, int | None]:
@@ -209,7 +230,7 @@ def _clicked(text: str, kind: str, start: int | None, square: int) -> tuple[str,
 # --------------------------------------------------------------------------------------------------
 # Rewards
 # --------------------------------------------------------------------------------------------------
-def _rewards(backend: Backend, tab: gr.Tab) -> None:
+def _rewards(backend: Backend, tab: gr.Tab) -> gr.Dropdown:
     rewards = read_keys(find_recipe("grpo_nano"))["rewards"]
     block = yaml.safe_dump({"rewards": rewards}, sort_keys=False)
     with gr.Row():
@@ -232,7 +253,9 @@ def _rewards(backend: Backend, tab: gr.Tab) -> None:
                 block, language="yaml", label="The recipe's block, to edit and to copy"
             )
             scale = gr.Radio(["group", "batch", "none"], value="group", label="scale_rewards")
-            model = gr.Dropdown(backend.models(), label="Model", value=backend.models()[0])
+            model = gr.Dropdown(
+                backend.models(), label="Model", value=backend.models()[0], elem_id="judged"
+            )
             heat = gr.Slider(0.1, 2.0, 1.0, step=0.1, label="Temperature")
 
     @_shown
@@ -258,6 +281,7 @@ def _rewards(backend: Backend, tab: gr.Tab) -> None:
     other.click(lambda: random.choice(_prompts()), None, prompt).then(
         sampled, [prompt, model, heat], answers
     )
+    return model
 
 
 @functools.cache
@@ -273,7 +297,7 @@ def _prompts() -> list[str]:
 # --------------------------------------------------------------------------------------------------
 # Play
 # --------------------------------------------------------------------------------------------------
-def _play(backend: Backend) -> None:
+def _play(backend: Backend) -> gr.Dropdown:
     first = backend.models()[0]
     with gr.Row():
         with gr.Column(scale=5, min_width=300):
@@ -289,7 +313,7 @@ def _play(backend: Backend) -> None:
             move = gr.Textbox(label="Your move: click two squares, or type it", elem_id="played")
             moves = gr.HTML(_moves(chess.Board(), {}), elem_id="moves", **_BARE)
             with gr.Row():
-                model = gr.Dropdown(backend.models(), label="Against", value=first)
+                model = gr.Dropdown(backend.models(), label="Against", value=first, elem_id="against")
                 side = gr.Radio(["White", "Black"], value="White", label="You play")
             new = gr.Button("New game", variant="primary")
             with gr.Accordion("PGN, with its headers", open=False):
@@ -343,6 +367,7 @@ def _play(backend: Backend) -> None:
     gr.on([new.click, side.change], restart, [model, side], shown, show_progress="hidden")
     move.submit(play, [*asked, move], shown, show_progress="hidden")
     board.click(click, [*asked, picked], shown, show_progress="hidden")
+    return model
 
 
 def check_turn(game: chess.Board, human: bool, name: str) -> None:
@@ -388,7 +413,7 @@ def _moves(game: chess.Board, notes: Notes) -> str:
 # --------------------------------------------------------------------------------------------------
 # Runs
 # --------------------------------------------------------------------------------------------------
-def _runs(backend: Backend, tab: gr.Tab) -> None:
+def _runs(backend: Backend, tab: gr.Tab) -> gr.Button:
     label = f"Runs in {backend.folder}, the newest first: several are drawn over one another"
     chosen = gr.CheckboxGroup([], label=label, elem_id="runs", visible=False)
     report = gr.HTML(elem_id="report", js_on_load=_FITTED, **_BARE)
@@ -418,6 +443,7 @@ def _runs(backend: Backend, tab: gr.Tab) -> None:
 
     gr.on([tab.select, again.click], look, chosen, [chosen, report])
     chosen.input(reported, chosen, report)
+    return again
 
 
 def _no_runs(folder: Path) -> str:

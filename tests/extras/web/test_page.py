@@ -1,8 +1,10 @@
 """The page as a visitor uses it: each tab in Chromium, at two widths; and what it refuses."""
 
+import functools
 import http.client
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import gradio
 import pytest
 
 from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.common.files import asset_path
 from rookworld_rlvr.common.stats import proportion
 from rookworld_rlvr.extras.web.__main__ import main
 from rookworld_rlvr.extras.web.app import LOOPBACK, free_port, launch
@@ -37,9 +40,15 @@ SCRIPT = "<script>document.title = 'run'</script>"
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of runs."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def port(runs: Path) -> Iterator[int]:
     """Where the page is served, for the packaged model and a run that is not finished."""
-    run = tmp_path_factory.mktemp("runs") / "mine"
+    run = runs / "mine"
     run.mkdir()
     resolved = f"num_generations: 4\nrewards: []\nrun_name: {SCRIPT!r}\n"
     (run / "resolved_config.yaml").write_text(resolved)
@@ -216,6 +225,34 @@ def test_play_and_runs(visitor: Visitor) -> None:
     assert visitor.ask("return document.title") != "run"
     visitor.ask(f"{inside}.querySelector('nav a').click()")
     assert visitor.ask(f"return {inside}.innerText.includes('did not finish')"), "the report stays"
+
+
+@pytest.mark.slow
+def test_a_run_that_finishes_meanwhile_is_offered(browser: Any, port: int, runs: Path) -> None:
+    visitor = Visitor(browser, port, 1280)
+    visitor.press("Runs", TAB)
+    visitor.until(lambda: visitor.count("iframe.report"))
+    shutil.copytree(asset_path("rookworld-nano"), runs / "late")
+    (runs / "late" / "resolved_config.yaml").write_text("max_length: 9")  # not one of GRPO
+    try:
+        visitor.press("Look again")
+        visitor.press("Ask", TAB)
+        visitor.until(lambda: "late" in visitor.text("#models"))
+        assert visitor.ask("return document.querySelector('#models input').checked")
+        visitor.ask("document.querySelectorAll('#models input')[1].click()")
+        visitor.press("Analyse")
+        visitor.until(lambda: visitor.count("#answer .card") == 2)
+        for tab, lists in (("Rewards", "#judged"), ("Play", "#against")):
+            visitor.press(tab, TAB)
+            visitor.until(functools.partial(visitor.count, f"{lists} input"))
+            field = browser.driver.find_element("css selector", f"{lists} input")
+            field.click()
+            visitor.until(lambda: "late" in visitor.text("ul.option-list"))
+            field.send_keys("\ue00c")  # Escape
+    finally:
+        shutil.rmtree(runs / "late")
+    browser.driver.get(f"http://{LOOPBACK}:{port}/")
+    visitor.until(lambda: visitor.count("#models input") == 1)
 
 
 def test_it_listens_here_alone_and_serves_no_files(port: int) -> None:
