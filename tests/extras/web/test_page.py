@@ -112,6 +112,15 @@ class Visitor:
             "e.dispatchEvent(new Event('input', {bubbles: true}))"
         )
 
+    def place(self, selector: str) -> list[float]:
+        """Top and bottom of what is there, in the window: 0 is its upper edge."""
+        found = f"const box = document.querySelector('{selector}').getBoundingClientRect();"
+        return list(self.ask(f"{found} return [box.top, box.bottom]"))
+
+    def contrast(self, selector: str) -> float:
+        """How much a text stands out from what is behind it; 4.5 is enough to read it."""
+        return float(self.ask(_CONTRAST % selector))
+
     def click(self, selector: str, square: str) -> None:
         """Click on a square of a board that White is below."""
         self.until(lambda: self.ask(f"return document.querySelector('{selector} svg')"))
@@ -123,6 +132,22 @@ class Visitor:
             f"clientX: box.left + box.width * {across / 8},"
             f"clientY: box.top + box.width * {down / 8}}}))"
         )
+
+
+_CONTRAST = """
+const paint = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+const light = colours => {
+  for (const colour of colours) { paint.fillStyle = colour; paint.fillRect(0, 0, 1, 1); }
+  const [r, g, b] = [...paint.getImageData(0, 0, 1, 1).data].map(
+    v => v / 255 <= 0.04045 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const text = document.querySelector('%s'), behind = [];
+for (let e = text; e; e = e.parentElement) behind.unshift(getComputedStyle(e).backgroundColor);
+const [low, high] = [light(behind), light([...behind, getComputedStyle(text).color])].sort(
+  (a, b) => a - b);
+return (high + 0.05) / (low + 0.05);
+"""
 
 
 @pytest.fixture(params=[1280, 390])
@@ -150,11 +175,21 @@ def test_ask(visitor: Visitor) -> None:
         bottoms = "[...document.querySelectorAll('#answer .card, #asked .legend')].map(bottom)"
         bottom = "const bottom = e => e.getBoundingClientRect().bottom;"
         assert max(visitor.ask(f"{bottom} return {bottoms}")) <= 800
+    else:  # the answer is under the board, and what is typed in below it
+        order = ("#asked", "#answer", "#position", "#move", "#setup")
+        tops = [visitor.place(selector)[0] for selector in order]
+        assert tops == sorted(tops)
+    visitor.ask("document.querySelector('#setup').scrollIntoView()")
     visitor.fill("#move textarea, #move input", "e7e9")
-    visitor.press("What does it lead to?")
+    visitor.press("Let the model simulate it")
     visitor.until(lambda: "give a legal move" in visitor.text("#answer .fault"))
+    visitor.until(lambda: visitor.place("#answer .fault")[0] >= 0)  # seen without scrolling
+    assert visitor.place("#answer .fault")[1] <= visitor.ask("return innerHeight")
+    assert visitor.contrast("#answer .fault") >= 4.5
+    assert visitor.contrast("button.primary") >= 4.5
+    assert visitor.contrast("[role=tab][aria-selected=true]") >= 4.5
     visitor.fill("#move textarea, #move input", "e5")
-    visitor.press("What does it lead to?")
+    visitor.press("Let the model simulate it")
     visitor.until(lambda: "the state after e5" in visitor.text("#answer"))
     assert visitor.count("#answer .fields tbody tr") == 9
     visitor.fill("#position textarea", "1. e4 e5 2. Nf3")
@@ -166,6 +201,7 @@ def test_ask(visitor: Visitor) -> None:
 def test_ask_about_what_was_not_trained_on(visitor: Visitor) -> None:
     visitor.press("An endgame")
     visitor.until(lambda: "at least 80 half-moves" in visitor.text("#answer .card"))
+    assert visitor.text("#move textarea, #move input") == "", "it was one of another position"
     assert "trained on openings of at most 6" in visitor.text("#answer")
     visitor.type("#position textarea", "rnbqkbnr/pppppppp/8/8/PP")
     visitor.until(lambda: visitor.text("#asked .turn") == "Not a whole position yet")
@@ -178,10 +214,19 @@ def test_ask_about_what_was_not_trained_on(visitor: Visitor) -> None:
 def test_rewards(visitor: Visitor) -> None:
     visitor.press("Rewards", TAB)
     visitor.until(lambda: "Group of 8" in visitor.text("#rewards"))  # sampled without being asked
-    visitor.fill("#answers textarea", f"M: e2e4 E: 0.3 B: e2e4\n{SCRIPT}")
+    table = "#rewards .answers tbody tr"
+    assert visitor.place("#answers")[1] <= visitor.place(table)[0], "the input is above"
+    assert visitor.place(table)[1] - visitor.place("#answers")[0] < 500, "and both are in sight"
+    if visitor.width < 600:  # the block is folded away until it is asked for
+        assert not visitor.ask("return document.querySelector('#block .cm-content').offsetParent")
+        visitor.press("The recipe's rewards")
+    visitor.until(
+        lambda: visitor.ask("return document.querySelector('#block .cm-content').offsetParent")
+    )
+    visitor.fill("#answers textarea", f"M: e2e4     E: 0.3 B: e2e4\n{SCRIPT}")
     visitor.until(lambda: "Group of 2" in visitor.text("#rewards"))
     row = "#rewards .answers tbody tr:nth-child(1)"
-    assert visitor.text(f"{row} th") == "M: e2e4 E: 0.3 B: e2e4"
+    assert visitor.text(f"{row} th") == "M: e2e4 E: 0.3 B: e2e4", "without the blanks"
     labels = visitor.ask(
         f"return [...document.querySelectorAll('{row} td')].map(e => e.dataset.label)"
     )
@@ -194,20 +239,37 @@ def test_rewards(visitor: Visitor) -> None:
     )
     assert SCRIPT.split("=")[0] in visitor.text("#rewards"), "shown as text"
     assert visitor.ask("return document.title") != "run"
+    visitor.ask("document.querySelector('#block .cm-content').textContent = 'rewards: nothing'")
+    visitor.until(lambda: "rewards" in visitor.text("#block .fault"))  # under the block
+    assert "in the configuration" not in visitor.text("#block .fault")
+    assert visitor.text("#rewards") == ""
+    visitor.ask(
+        "document.querySelector('#block .cm-content').textContent = 'rewards: [{name: policy_format}]'"
+    )
+    visitor.until(lambda: visitor.count("#block .fault") == 0)
     visitor.press("Sample 8")
     visitor.until(lambda: "Group of 8" in visitor.text("#rewards"))
     visitor.fill("#prompt textarea", "P: nonsense")
     visitor.until(lambda: "a FEN has six fields" in visitor.text("#rewards .fault"))
+    visitor.fill("#prompt textarea", "X: nothing")
+    visitor.until(lambda: "a prompt starts with A:, P: or F:" in visitor.text("#rewards .fault"))
 
 
 @pytest.mark.slow
 def test_play_and_runs(visitor: Visitor) -> None:
     visitor.press("Play", TAB)
     assert visitor.text("#state") == "White to move: your move"
+    arrow = "document.querySelector('#against input').getBoundingClientRect().width"
+    assert visitor.ask(f"return {arrow}") > 120, "a model's name can be read"
+    above = visitor.place("#game")
+    visitor.type("#played textarea, #played input", "e9\n")
+    visitor.until(lambda: "invalid san" in visitor.text("#problem .fault"))
+    assert visitor.place("#game") == above, "the board stays where it is"
     visitor.click("#game", "d2")
     visitor.until(lambda: visitor.count("#game circle[opacity]") == 2)  # it may go to d3 and d4
     visitor.click("#game", "d4")
     visitor.until(lambda: re.fullmatch(r"1\. d4 \S+", visitor.text("#moves")))
+    assert visitor.text("#problem") == ""
     visitor.until(lambda: visitor.text("#state") == "White to move: your move")
     visitor.press("PGN, with its headers")
     visitor.until(lambda: "1. d4 " in visitor.text("#pgn textarea"))
