@@ -53,8 +53,20 @@ def launch(models: Sequence[str], runs: Path, host: str, port: int) -> None:
     names = names_of(host) if host != "0.0.0.0" else ["*"]
     only = Middleware(TrustedHostMiddleware, allowed_hosts=names)
     theme = gr.themes.Default(
-        font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
+        primary_hue="blue",
+        secondary_hue="blue",
+        font=["system-ui", "sans-serif"],
+        font_mono=["ui-monospace", "monospace"],
     )  # its usual fonts come from a network
+    theme.set(  # its usual shades are too light for white letters
+        color_accent="*primary_600",
+        input_placeholder_color="*neutral_500",
+        input_placeholder_color_dark="*neutral_400",
+        button_primary_background_fill="*primary_600",
+        button_primary_background_fill_hover="*primary_700",
+        button_primary_border_color="*primary_600",
+        button_primary_border_color_hover="*primary_700",
+    )
     page(models, runs, host in (LOOPBACK, "localhost")).launch(
         server_name=host,
         server_port=port,

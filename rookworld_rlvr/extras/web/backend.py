@@ -244,5 +244,7 @@ def _send(there: Any, *asked: Any) -> None:
     there.send("ready")
     try:
         there.send(_scored(*asked))
+    except ConfigurationError as error:
+        there.send("\n".join(error.faults))
     except RookWorldError as error:
         there.send(str(error))

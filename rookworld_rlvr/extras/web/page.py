@@ -23,6 +23,7 @@ from ...inference.model import choose, read_legal_move, record_of, reply_of
 from ...tasks.policy import parse_policy_answer, write_policy_prompt
 from .backend import Backend
 from .render import (
+    BlockError,
     analyses,
     drawn,
     end_of,
@@ -39,13 +40,12 @@ _HERE = Path(__file__).parent
 STYLE = (_HERE / "web.css").read_text("utf-8")
 _CLICKED = (_HERE / "web.js").read_text("utf-8")
 _FITTED = (_HERE / "web_report.js").read_text("utf-8")
+_SEEN = (_HERE / "web_answer.js").read_text("utf-8")
 
 Notes = dict[int, str]
 """Ply of a game → why the model's move before it was replaced."""
 
-_TITLE = (
-    "<h1>RookWorld</h1> <span>A language model that plays chess and simulates the board.</span>"
-)
+_TITLE = "<h1>RookWorld</h1> <span>A language model of chess.</span>"
 _BARE = {"apply_default_css": False}  # the page's own style sheet is enough
 _MOVE, _EMPTY = "move", "empty"
 _PIECES = [_MOVE, *(piece for piece in "KQRBNPkqrbnp"), _EMPTY]
@@ -68,15 +68,35 @@ def page(models: Sequence[str], runs: Path, is_private: bool = True) -> gr.Block
     threading.Thread(target=backend.warm_up, daemon=True).start()
     with gr.Blocks(title="RookWorld", analytics_enabled=False) as blocks:
         gr.HTML(_TITLE, **_BARE)
-        with gr.Tab("Ask"):
-            _ask(backend)
+        with gr.Tab("Ask") as ask:
+            names = _ask(backend)
         with gr.Tab("Rewards") as rewards:
-            _rewards(backend, rewards)
-        with gr.Tab("Play"):
-            _play(backend)
+            model = _rewards(backend, rewards)
+        with gr.Tab("Play") as play:
+            opponent = _play(backend)
         with gr.Tab("Runs") as tab:
-            _runs(backend, tab)
+            again = _runs(backend, tab)
+        lists = [names, model, opponent]
+        selected = [tab.select for tab in (ask, rewards, play)]
+        gr.on(
+            [blocks.load, *selected, again.click],
+            functools.partial(_offered, backend),
+            lists,
+            lists,
+            show_progress="hidden",
+        )
     return blocks
+
+
+def _offered(backend: Backend, asked: Sequence[str], *chosen: str) -> list[Any]:
+    """The lists of models as they are now; what is chosen stays chosen while it is there."""
+    found = backend.models()
+    kept = [name for name in asked if name in found]
+    group = gr.CheckboxGroup(found, **({} if kept == asked else {"value": kept}))
+    return [
+        group,
+        *(gr.Dropdown(found, **({} if name in found else {"value": found[0]})) for name in chosen),
+    ]
 
 
 def _shown(work: Callable[..., Any]) -> Callable[..., str]:
@@ -106,18 +126,18 @@ def _scene(text: str, picked: int | None = None) -> str:
 # --------------------------------------------------------------------------------------------------
 # Ask
 # --------------------------------------------------------------------------------------------------
-def _ask(backend: Backend) -> None:
-    with gr.Row():
+def _ask(backend: Backend) -> gr.CheckboxGroup:
+    with gr.Row(elem_id="asking"):
         with gr.Column(scale=5, min_width=300):
             board = gr.HTML(
                 _scene(""), elem_classes="board", elem_id="asked", js_on_load=_CLICKED, **_BARE
             )
             whose = gr.Radio(visible=False, label="Arrows of", elem_id="whose")
-            with gr.Accordion("Set up position", open=False):
+            with gr.Accordion("Set up position", open=False, elem_id="setup"):
                 piece = gr.Radio(
                     _PIECES,
                     value=_MOVE,
-                    label="A click on the board: two squares make a move, or set a piece",
+                    label="A click on the board makes a move, or sets this piece",
                 )
         with gr.Column(scale=6, min_width=300):
             text = gr.Textbox(
@@ -138,13 +158,14 @@ def _ask(backend: Backend) -> None:
             with gr.Row(equal_height=True):
                 move = gr.Textbox(
                     "e4",
-                    label="A move; in UCI it may be illegal (e2e5)",
+                    label="Try a move",
+                    placeholder="e4 or e2e4; in UCI it may be illegal: e2e5",
                     elem_id="move",
                     scale=3,
                     min_width=180,
                 )
-                step = gr.Button("What does it lead to?", min_width=120)
-            answer = gr.HTML(elem_id="answer", **_BARE)
+                step = gr.Button("Let the model simulate it", min_width=200)
+            answer = gr.HTML(elem_id="answer", js_on_load=_SEEN, **_BARE)
     picked, scenes = gr.State(None), gr.State({})
     redrawn = [board, picked, answer, whose]
 
@@ -176,12 +197,18 @@ def _ask(backend: Backend) -> None:
         show_progress_on=answer,
     )
     for button, given in zip(examples, _EXAMPLES.values(), strict=True):
-        button.click(functools.partial(str, given), None, text).then(
+        button.click(functools.partial(_example, given), None, [text, move]).then(
             analysed, [text, names], [*redrawn, scenes], show_progress_on=answer
         )
     whose.input(lambda name, boards: boards[name], [whose, scenes], board, show_progress="hidden")
     simulated = _shown(lambda *given: simulations(backend, *given))
     gr.on([step.click, move.submit], simulated, [text, move, names], answer)
+    return names
+
+
+def _example(given: str) -> tuple[str, str]:
+    """The position of an example, and the move field: a move belongs to one position."""
+    return given, ""
 
 
 def _clicked(text: str, kind: str, start: int | None, square: int) -> tuple[str, int | None]:
@@ -209,7 +236,7 @@ def _clicked(text: str, kind: str, start: int | None, square: int) -> tuple[str,
 # --------------------------------------------------------------------------------------------------
 # Rewards
 # --------------------------------------------------------------------------------------------------
-def _rewards(backend: Backend, tab: gr.Tab) -> None:
+def _rewards(backend: Backend, tab: gr.Tab) -> gr.Dropdown:
     rewards = read_keys(find_recipe("grpo_nano"))["rewards"]
     block = yaml.safe_dump({"rewards": rewards}, sort_keys=False)
     with gr.Row():
@@ -220,25 +247,32 @@ def _rewards(backend: Backend, tab: gr.Tab) -> None:
             with gr.Row():
                 other = gr.Button("Another prompt", size="sm", min_width=120)
                 sample = gr.Button("Sample 8", size="sm", variant="primary", min_width=120)
-            table = gr.HTML(elem_id="rewards", **_BARE)
             answers = gr.Textbox(
                 label="Answers, one a line: edit them, and the rewards follow",
                 lines=8,
                 max_lines=8,
                 elem_id="answers",
             )
+            table = gr.HTML(elem_id="rewards", **_BARE)
         with gr.Column(scale=3, min_width=260):
-            recipe = gr.Code(
-                block, language="yaml", label="The recipe's block, to edit and to copy"
-            )
+            with gr.Accordion("The recipe's rewards", elem_id="block"):
+                recipe = gr.Code(block, language="yaml", label="To edit and to copy")
+                wrong = gr.HTML(elem_id="wrong", **_BARE)
             scale = gr.Radio(["group", "batch", "none"], value="group", label="scale_rewards")
-            model = gr.Dropdown(backend.models(), label="Model", value=backend.models()[0])
+            model = gr.Dropdown(
+                backend.models(), label="Model", value=backend.models()[0], elem_id="judged"
+            )
             heat = gr.Slider(0.1, 2.0, 1.0, step=0.1, label="Temperature")
 
-    @_shown
-    def judge(asked: str, said: str, given: str, how: str, name: str) -> Any:
+    def judge(asked: str, said: str, given: str, how: str, name: str) -> tuple[str, str]:
+        """The table, and what is wrong with the block."""
         lines = said.splitlines() or [""]
-        return rewards_shown(backend, name, asked, lines, given, how)
+        try:
+            return str(rewards_shown(backend, name, asked, lines, given, how)), ""
+        except BlockError as error:
+            return "", str(fault(error))
+        except RookWorldError as error:
+            return str(fault(error)), ""
 
     def sampled(asked: str, name: str, temperature: float) -> str:
         try:
@@ -252,12 +286,13 @@ def _rewards(backend: Backend, tab: gr.Tab) -> None:
         return gr.skip() if said else sampled(asked, name, temperature)
 
     inputs = [prompt, answers, recipe, scale, model]
-    gr.on([box.change for box in inputs], judge, inputs, table, show_progress="hidden")
+    gr.on([box.change for box in inputs], judge, inputs, [table, wrong], show_progress="hidden")
     tab.select(first, [answers, prompt, model, heat], answers)
     sample.click(sampled, [prompt, model, heat], answers)
     other.click(lambda: random.choice(_prompts()), None, prompt).then(
         sampled, [prompt, model, heat], answers
     )
+    return model
 
 
 @functools.cache
@@ -273,7 +308,7 @@ def _prompts() -> list[str]:
 # --------------------------------------------------------------------------------------------------
 # Play
 # --------------------------------------------------------------------------------------------------
-def _play(backend: Backend) -> None:
+def _play(backend: Backend) -> gr.Dropdown:
     first = backend.models()[0]
     with gr.Row():
         with gr.Column(scale=5, min_width=300):
@@ -287,17 +322,20 @@ def _play(backend: Backend) -> None:
             )
         with gr.Column(scale=6, min_width=300):
             move = gr.Textbox(label="Your move: click two squares, or type it", elem_id="played")
+            problem = gr.HTML(elem_id="problem", **_BARE)
             moves = gr.HTML(_moves(chess.Board(), {}), elem_id="moves", **_BARE)
             with gr.Row():
-                model = gr.Dropdown(backend.models(), label="Against", value=first)
-                side = gr.Radio(["White", "Black"], value="White", label="You play")
-            new = gr.Button("New game", variant="primary")
+                model = gr.Dropdown(
+                    backend.models(), label="Against", value=first, min_width=220, elem_id="against"
+                )
+                side = gr.Radio(["White", "Black"], value="White", label="You play", min_width=180)
+            new = gr.Button("New game")
             with gr.Accordion("PGN, with its headers", open=False):
                 pgn = gr.Textbox(
                     label="PGN", show_label=False, lines=6, buttons=["copy"], elem_id="pgn"
                 )
     game, picked, faults = gr.State(chess.Board()), gr.State(None), gr.State({})
-    shown = [board, game, picked, faults, state, moves, pgn, move]
+    shown = [board, game, picked, faults, state, moves, pgn, move, problem]
     asked = [game, faults, model, side]
 
     def play(game: chess.Board, notes: Notes, name: str, colour: str, typed: str) -> Iterator[Any]:
@@ -335,7 +373,7 @@ def _play(backend: Backend) -> None:
                 return
         picked = square if square != start and game.color_at(square) == human else None
         view = str(drawn(game, human, picked))
-        yield view, game, picked, notes, gr.skip(), gr.skip(), gr.skip(), ""
+        yield view, game, picked, notes, gr.skip(), gr.skip(), gr.skip(), "", gr.skip()
 
     def restart(name: str, colour: str) -> Iterator[Any]:
         yield from play(chess.Board(), {}, name, colour, "")
@@ -343,6 +381,7 @@ def _play(backend: Backend) -> None:
     gr.on([new.click, side.change], restart, [model, side], shown, show_progress="hidden")
     move.submit(play, [*asked, move], shown, show_progress="hidden")
     board.click(click, [*asked, picked], shown, show_progress="hidden")
+    return model
 
 
 def check_turn(game: chess.Board, human: bool, name: str) -> None:
@@ -362,8 +401,8 @@ def _game(game: chess.Board, human: bool, notes: Notes, name: str, said: str) ->
     record = record_of(game, *(("You", name) if human else (name, "You")), notes)
     replaced = notes.get(game.ply())
     said = said or (str(fault(replaced)) if replaced else "")
-    words = _turn(game, human, name) + said
-    return str(drawn(game, human)), game, None, notes, words, _moves(game, notes), str(record), ""
+    view, turn, moves = str(drawn(game, human)), _turn(game, human, name), _moves(game, notes)
+    return view, game, None, notes, turn, moves, str(record), "", said
 
 
 def _turn(game: chess.Board, human: bool, name: str) -> str:
@@ -388,11 +427,11 @@ def _moves(game: chess.Board, notes: Notes) -> str:
 # --------------------------------------------------------------------------------------------------
 # Runs
 # --------------------------------------------------------------------------------------------------
-def _runs(backend: Backend, tab: gr.Tab) -> None:
+def _runs(backend: Backend, tab: gr.Tab) -> gr.Button:
     label = f"Runs in {backend.folder}, the newest first: several are drawn over one another"
     chosen = gr.CheckboxGroup([], label=label, elem_id="runs", visible=False)
     report = gr.HTML(elem_id="report", js_on_load=_FITTED, **_BARE)
-    again = gr.Button("Look again", size="sm")
+    again = gr.Button("Look again", size="sm", elem_id="again")
 
     def look(chosen_before: Sequence[str]) -> tuple[Any, str]:
         """The list as it is now; the newest run is shown if none was chosen."""
@@ -418,6 +457,7 @@ def _runs(backend: Backend, tab: gr.Tab) -> None:
 
     gr.on([tab.select, again.click], look, chosen, [chosen, report])
     chosen.input(reported, chosen, report)
+    return again
 
 
 def _no_runs(folder: Path) -> str:

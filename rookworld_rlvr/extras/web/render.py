@@ -13,7 +13,7 @@ import chess.pgn
 from chess.svg import Arrow
 from markupsafe import Markup
 
-from ...common.errors import RookWorldError
+from ...common.errors import ConfigurationError, NotationError, RookWorldError
 from ...common.html import render
 from ...inference.analyse import verdict
 from ...inference.model import (
@@ -35,9 +35,14 @@ from ...tasks.environment import (
 )
 from ...tasks.policy import POLICY, parse_policy_answer
 from ...tasks.registry import TASKS, task_of
+from ...tasks.task import Task
 from ...tasks.types import PolicyAnswer, Values
 from .backend import Backend, read_block, row_of, try_rewards
 from .reach import beyond
+
+
+class BlockError(RookWorldError):
+    """What is wrong with the block of rewards, and not with the prompt or the model."""
 
 
 def fault(error: RookWorldError | str) -> Markup:
@@ -150,12 +155,12 @@ def candidates(
     board: chess.Board, name: str, reply: Reply[PolicyAnswer], values: Values | None
 ) -> Markup:
     """A model's candidates beside Stockfish's values, and what to think of them."""
-    known, best = values or {}, max(values, key=values.__getitem__) if values else None
-    lines = list[tuple[str, float | None]]()
-    if (answer := reply.record) is not None:
-        lines = answer.candidates
-        if answer.best_move not in answer.moves:
-            lines.append((answer.best_move, None))
+    answer = reply.record
+    lines = dict[str, list[float | None]]()  # a move may be named more than once
+    if answer is not None:
+        for move, pawns in answer.candidates:
+            lines.setdefault(move, []).append(pawns)
+        lines.setdefault(answer.best_move, [])
     rows = [
         {
             "san": "illegal"
@@ -164,26 +169,47 @@ def candidates(
             "uci": move,
             "is_best": answer is not None and move == answer.best_move,
             "is_legal": found is not None,
-            "model": "" if pawns is None else f"{pawns:+.2f}",
-            "engine": verdict(known[move]) if move in known else "",
+            "times": len(said) if len(said) > 1 else 0,
+            "model": _different(said),
+            "engine": verdict(values[move]) if values and move in values else "",
         }
-        for move, pawns in lines
+        for move, said in lines.items()
     ]
-    legality = {move: rules.legal_move(board, move) is not None for move, _ in lines}
+    legality = {move: rules.legal_move(board, move) is not None for move in lines}
     return render(
         "web_candidates.html",
         name=name,
         rows=rows,
         warnings=_warnings(name, reply, legality, beyond(name, POLICY.name, board)),
         has_values=bool(values),
-        engine=best and f"{board.san(board.parse_uci(best))} ({verdict(known[best])})",
+        engine=_engine_best(board, values, answer) if values else None,
         best=answer and _in_words(board, answer.best_move),
     )
+
+
+def _different(evaluations: Iterable[float | None]) -> str:
+    """The evaluations of a move, each once."""
+    return ", ".join(dict.fromkeys(f"{pawns:+.2f}" for pawns in evaluations if pawns is not None))
+
+
+def _engine_best(
+    board: chess.Board, values: Values, answer: PolicyAnswer | None
+) -> tuple[str, str]:
+    """The engine's best move, and how many are as good; of these the answer's, as on the board."""
+    best = max(values, key=values.__getitem__)
+    equal = [move for move, value in values.items() if value == values[best]]
+    if answer is not None and answer.best_move in equal:
+        best = answer.best_move
+    others = f", one of {len(equal)} equally good moves" if len(equal) > 1 else ""
+    return f"{board.san(board.parse_uci(best))} ({verdict(values[best])})", others
 
 
 def _in_words(board: chess.Board, move: str) -> str:
     found = rules.legal_move(board, move)
     return f"{move} (illegal)" if found is None else board.san(found)
+
+
+_TIMES = {2: "twice", 3: "three times", 4: "four times", 5: "five times"}
 
 
 def _warnings(
@@ -200,6 +226,9 @@ def _warnings(
         found.append(f"Nothing legal: no move that {name} named can be played here.")
     elif illegal:
         found.append(f"Illegal here: {illegal} of the {len(legality)} moves that {name} named.")
+    moves = reply.record.moves if reply.record else ()
+    if len(moves) > 1 and len(set(moves)) == 1:
+        found.append(f"{name} named one move {_TIMES[len(moves)]}.")
     return [*found, far] if far else found
 
 
@@ -228,6 +257,7 @@ def simulations(backend: Backend, text: str, move: str, models: Sequence[str]) -
                 said=answer_fields(answer) if answer else {},
                 right=answer_fields(true),
                 wrong=wrong_fields(answer, true) if answer else [],
+                is_legal=found is not None,
                 fault=reply.fault,
                 text=reply.text.strip(),
                 far=beyond(name, ENVIRONMENT.name, board),
@@ -263,12 +293,18 @@ def rewards_shown(
     The task's rewards that are not in the block are folded away below.
 
     Raises:
-        RookWorldError: The prompt, the block or a reward is faulty.
+        BlockError: The block or one of its rewards is faulty.
+        RookWorldError: The prompt is.
     """
-    task = TASKS[task_of(prompt)]
+    task = _task_of(prompt)
     values = backend.values(task.position(prompt).fen) if task.needs_values else None
     row = row_of(prompt, values)
-    chosen = try_rewards(row, answers, read_block(block, backend.is_private), scale)
+    try:
+        chosen = try_rewards(row, answers, read_block(block, backend.is_private), scale)
+    except ConfigurationError as error:
+        raise BlockError("\n".join(error.faults)) from error
+    except RookWorldError as error:
+        raise BlockError(str(error)) from error
     names = [n for n, reward in known_rewards().items() if task.name in reward.tasks]
     others = try_rewards(row, answers, [{"name": n} for n in names if n not in chosen.rewards])
     applies = {name for name, given in chosen.rewards.items() if any(x is not None for x in given)}
@@ -288,6 +324,24 @@ def rewards_shown(
         other_heads=list(others.rewards),
         other_rows=_by_answer(others.rewards, others.rewards),
     )
+
+
+def _task_of(prompt: str) -> Task:
+    """The task of a prompt that can be read.
+
+    Raises:
+        RookWorldError: It cannot, or has the prefix of no task.
+    """
+    task = TASKS[task_of(prompt)]
+    try:
+        task.read_prompt(prompt)
+    except NotationError as error:
+        prefixes = [task.prefix.strip() for task in TASKS.values()]
+        if prompt.strip().startswith(tuple(prefixes)):
+            raise
+        known = f"{', '.join(prefixes[:-1])} or {prefixes[-1]}"
+        raise RookWorldError(f"a prompt starts with {known}, not with {prompt[:20]!r}") from error
+    return task
 
 
 def _summary(totals: Sequence[float]) -> str:

@@ -1,8 +1,10 @@
 """The page as a visitor uses it: each tab in Chromium, at two widths; and what it refuses."""
 
+import functools
 import http.client
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,12 +15,21 @@ import gradio
 import pytest
 
 from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.common.files import asset_path
 from rookworld_rlvr.common.stats import proportion
 from rookworld_rlvr.extras.web.__main__ import main
 from rookworld_rlvr.extras.web.app import LOOPBACK, free_port, launch
 from rookworld_rlvr.extras.web.backend import Backend
 from rookworld_rlvr.extras.web.reach import beyond, trained_plies
-from rookworld_rlvr.extras.web.render import analyses, candidates, read_board, square_at
+from rookworld_rlvr.extras.web.render import (
+    BlockError,
+    analyses,
+    candidates,
+    read_board,
+    rewards_shown,
+    simulations,
+    square_at,
+)
 from rookworld_rlvr.extras.web.run_list import described, runs_with_reports
 from rookworld_rlvr.inference.model import reply_of
 from rookworld_rlvr.tasks.policy import parse_policy_answer
@@ -29,9 +40,15 @@ SCRIPT = "<script>document.title = 'run'</script>"
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of runs."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def port(runs: Path) -> Iterator[int]:
     """Where the page is served, for the packaged model and a run that is not finished."""
-    run = tmp_path_factory.mktemp("runs") / "mine"
+    run = runs / "mine"
     run.mkdir()
     resolved = f"num_generations: 4\nrewards: []\nrun_name: {SCRIPT!r}\n"
     (run / "resolved_config.yaml").write_text(resolved)
@@ -95,6 +112,15 @@ class Visitor:
             "e.dispatchEvent(new Event('input', {bubbles: true}))"
         )
 
+    def place(self, selector: str) -> list[float]:
+        """Top and bottom of what is there, in the window: 0 is its upper edge."""
+        found = f"const box = document.querySelector('{selector}').getBoundingClientRect();"
+        return list(self.ask(f"{found} return [box.top, box.bottom]"))
+
+    def contrast(self, selector: str) -> float:
+        """How much a text stands out from what is behind it; 4.5 is enough to read it."""
+        return float(self.ask(_CONTRAST % selector))
+
     def click(self, selector: str, square: str) -> None:
         """Click on a square of a board that White is below."""
         self.until(lambda: self.ask(f"return document.querySelector('{selector} svg')"))
@@ -106,6 +132,22 @@ class Visitor:
             f"clientX: box.left + box.width * {across / 8},"
             f"clientY: box.top + box.width * {down / 8}}}))"
         )
+
+
+_CONTRAST = """
+const paint = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+const light = colours => {
+  for (const colour of colours) { paint.fillStyle = colour; paint.fillRect(0, 0, 1, 1); }
+  const [r, g, b] = [...paint.getImageData(0, 0, 1, 1).data].map(
+    v => v / 255 <= 0.04045 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const text = document.querySelector('%s'), behind = [];
+for (let e = text; e; e = e.parentElement) behind.unshift(getComputedStyle(e).backgroundColor);
+const [low, high] = [light(behind), light([...behind, getComputedStyle(text).color])].sort(
+  (a, b) => a - b);
+return (high + 0.05) / (low + 0.05);
+"""
 
 
 @pytest.fixture(params=[1280, 390])
@@ -133,11 +175,21 @@ def test_ask(visitor: Visitor) -> None:
         bottoms = "[...document.querySelectorAll('#answer .card, #asked .legend')].map(bottom)"
         bottom = "const bottom = e => e.getBoundingClientRect().bottom;"
         assert max(visitor.ask(f"{bottom} return {bottoms}")) <= 800
+    else:  # the answer is under the board, and what is typed in below it
+        order = ("#asked", "#answer", "#position", "#move", "#setup")
+        tops = [visitor.place(selector)[0] for selector in order]
+        assert tops == sorted(tops)
+    visitor.ask("document.querySelector('#setup').scrollIntoView()")
     visitor.fill("#move textarea, #move input", "e7e9")
-    visitor.press("What does it lead to?")
+    visitor.press("Let the model simulate it")
     visitor.until(lambda: "give a legal move" in visitor.text("#answer .fault"))
+    visitor.until(lambda: visitor.place("#answer .fault")[0] >= 0)  # seen without scrolling
+    assert visitor.place("#answer .fault")[1] <= visitor.ask("return innerHeight")
+    assert visitor.contrast("#answer .fault") >= 4.5
+    assert visitor.contrast("button.primary") >= 4.5
+    assert visitor.contrast("[role=tab][aria-selected=true]") >= 4.5
     visitor.fill("#move textarea, #move input", "e5")
-    visitor.press("What does it lead to?")
+    visitor.press("Let the model simulate it")
     visitor.until(lambda: "the state after e5" in visitor.text("#answer"))
     assert visitor.count("#answer .fields tbody tr") == 9
     visitor.fill("#position textarea", "1. e4 e5 2. Nf3")
@@ -149,6 +201,7 @@ def test_ask(visitor: Visitor) -> None:
 def test_ask_about_what_was_not_trained_on(visitor: Visitor) -> None:
     visitor.press("An endgame")
     visitor.until(lambda: "at least 80 half-moves" in visitor.text("#answer .card"))
+    assert visitor.text("#move textarea, #move input") == "", "it was one of another position"
     assert "trained on openings of at most 6" in visitor.text("#answer")
     visitor.type("#position textarea", "rnbqkbnr/pppppppp/8/8/PP")
     visitor.until(lambda: visitor.text("#asked .turn") == "Not a whole position yet")
@@ -161,10 +214,19 @@ def test_ask_about_what_was_not_trained_on(visitor: Visitor) -> None:
 def test_rewards(visitor: Visitor) -> None:
     visitor.press("Rewards", TAB)
     visitor.until(lambda: "Group of 8" in visitor.text("#rewards"))  # sampled without being asked
-    visitor.fill("#answers textarea", f"M: e2e4 E: 0.3 B: e2e4\n{SCRIPT}")
+    table = "#rewards .answers tbody tr"
+    assert visitor.place("#answers")[1] <= visitor.place(table)[0], "the input is above"
+    assert visitor.place(table)[1] - visitor.place("#answers")[0] < 500, "and both are in sight"
+    if visitor.width < 600:  # the block is folded away until it is asked for
+        assert not visitor.ask("return document.querySelector('#block .cm-content').offsetParent")
+        visitor.press("The recipe's rewards")
+    visitor.until(
+        lambda: visitor.ask("return document.querySelector('#block .cm-content').offsetParent")
+    )
+    visitor.fill("#answers textarea", f"M: e2e4     E: 0.3 B: e2e4\n{SCRIPT}")
     visitor.until(lambda: "Group of 2" in visitor.text("#rewards"))
     row = "#rewards .answers tbody tr:nth-child(1)"
-    assert visitor.text(f"{row} th") == "M: e2e4 E: 0.3 B: e2e4"
+    assert visitor.text(f"{row} th") == "M: e2e4 E: 0.3 B: e2e4", "without the blanks"
     labels = visitor.ask(
         f"return [...document.querySelectorAll('{row} td')].map(e => e.dataset.label)"
     )
@@ -177,20 +239,37 @@ def test_rewards(visitor: Visitor) -> None:
     )
     assert SCRIPT.split("=")[0] in visitor.text("#rewards"), "shown as text"
     assert visitor.ask("return document.title") != "run"
+    visitor.ask("document.querySelector('#block .cm-content').textContent = 'rewards: nothing'")
+    visitor.until(lambda: "rewards" in visitor.text("#block .fault"))  # under the block
+    assert "in the configuration" not in visitor.text("#block .fault")
+    assert visitor.text("#rewards") == ""
+    visitor.ask(
+        "document.querySelector('#block .cm-content').textContent = 'rewards: [{name: policy_format}]'"
+    )
+    visitor.until(lambda: visitor.count("#block .fault") == 0)
     visitor.press("Sample 8")
     visitor.until(lambda: "Group of 8" in visitor.text("#rewards"))
     visitor.fill("#prompt textarea", "P: nonsense")
     visitor.until(lambda: "a FEN has six fields" in visitor.text("#rewards .fault"))
+    visitor.fill("#prompt textarea", "X: nothing")
+    visitor.until(lambda: "a prompt starts with A:, P: or F:" in visitor.text("#rewards .fault"))
 
 
 @pytest.mark.slow
 def test_play_and_runs(visitor: Visitor) -> None:
     visitor.press("Play", TAB)
     assert visitor.text("#state") == "White to move: your move"
+    arrow = "document.querySelector('#against input').getBoundingClientRect().width"
+    assert visitor.ask(f"return {arrow}") > 120, "a model's name can be read"
+    above = visitor.place("#game")
+    visitor.type("#played textarea, #played input", "e9\n")
+    visitor.until(lambda: "invalid san" in visitor.text("#problem .fault"))
+    assert visitor.place("#game") == above, "the board stays where it is"
     visitor.click("#game", "d2")
     visitor.until(lambda: visitor.count("#game circle[opacity]") == 2)  # it may go to d3 and d4
     visitor.click("#game", "d4")
     visitor.until(lambda: re.fullmatch(r"1\. d4 \S+", visitor.text("#moves")))
+    assert visitor.text("#problem") == ""
     visitor.until(lambda: visitor.text("#state") == "White to move: your move")
     visitor.press("PGN, with its headers")
     visitor.until(lambda: "1. d4 " in visitor.text("#pgn textarea"))
@@ -208,6 +287,34 @@ def test_play_and_runs(visitor: Visitor) -> None:
     assert visitor.ask("return document.title") != "run"
     visitor.ask(f"{inside}.querySelector('nav a').click()")
     assert visitor.ask(f"return {inside}.innerText.includes('did not finish')"), "the report stays"
+
+
+@pytest.mark.slow
+def test_a_run_that_finishes_meanwhile_is_offered(browser: Any, port: int, runs: Path) -> None:
+    visitor = Visitor(browser, port, 1280)
+    visitor.press("Runs", TAB)
+    visitor.until(lambda: visitor.count("iframe.report"))
+    shutil.copytree(asset_path("rookworld-nano"), runs / "late")
+    (runs / "late" / "resolved_config.yaml").write_text("max_length: 9")  # not one of GRPO
+    try:
+        visitor.press("Look again")
+        visitor.press("Ask", TAB)
+        visitor.until(lambda: "late" in visitor.text("#models"))
+        assert visitor.ask("return document.querySelector('#models input').checked")
+        visitor.ask("document.querySelectorAll('#models input')[1].click()")
+        visitor.press("Analyse")
+        visitor.until(lambda: visitor.count("#answer .card") == 2)
+        for tab, lists in (("Rewards", "#judged"), ("Play", "#against")):
+            visitor.press(tab, TAB)
+            visitor.until(functools.partial(visitor.count, f"{lists} input"))
+            field = browser.driver.find_element("css selector", f"{lists} input")
+            field.click()
+            visitor.until(lambda: "late" in visitor.text("ul.option-list"))
+            field.send_keys("\ue00c")  # Escape
+    finally:
+        shutil.rmtree(runs / "late")
+    browser.driver.get(f"http://{LOOPBACK}:{port}/")
+    visitor.until(lambda: visitor.count("#models input") == 1)
 
 
 def test_it_listens_here_alone_and_serves_no_files(port: int) -> None:
@@ -275,6 +382,46 @@ def test_an_answer_without_a_legal_move_says_so() -> None:
     assert shown.count('scope="row">illegal') == 2 and "install Stockfish" in shown
     reply = reply_of("M: e1d1 d2d4 E: 0.3 0.2 B: e1d1", parse_policy_answer)
     assert "Illegal here: 1 of the 2 moves" in candidates(chess.Board(fen), "x", reply, None)
+
+
+def test_a_move_that_is_named_more_than_once_is_one_row() -> None:
+    board = chess.Board("4k3/8/8/8/8/8/8/4K3 w - - 0 1")
+    values = {move.uci(): 0 for move in board.legal_moves}
+    reply = reply_of("M: e1f1 e1f1 e1f1 E: 0.0 0.0 0.0 B: e1f1", parse_policy_answer)
+    shown = candidates(board, "x", reply, values)
+    assert "x named one move three times." in shown
+    assert shown.count('scope="row"') == 1 and "×3" in shown and shown.count("+0.00") == 3
+    assert "best move of Stockfish: <b>Kf1 (+0.00)</b>, one of 5 equally good moves" in shown
+    reply = reply_of("M: e1f1 e1d1 e1f1 E: 0.1 0.2 0.3 B: e1d1", parse_policy_answer)
+    shown = candidates(board, "x", reply, values | {"e1f2": 1})
+    assert "named one move" not in shown
+    assert shown.count('scope="row"') == 2 and "+0.10, +0.30" in shown and "×2" in shown
+    assert "best move of Stockfish: <b>Kf2 (+0.01)</b></p>" in shown, "no other is as good"
+
+
+def test_the_faults_of_prompt_and_block_are_told_apart(tmp_path: Path) -> None:
+    backend = Backend(["rookworld-nano"], tmp_path, is_private=True)
+
+    def refused(prompt: str, block: str) -> RookWorldError:
+        with pytest.raises(RookWorldError) as caught:
+            rewards_shown(backend, "rookworld-nano", prompt, [""], block, "group")
+        return caught.value
+
+    said = refused("X: nothing", "rewards: []")
+    assert str(said) == "a prompt starts with A:, P: or F:, not with 'X: nothing'"
+    assert "six fields" in str(refused("P: nothing", "rewards: []"))
+    prompt = f"A: {chess.STARTING_FEN}+e2e4+e2e4+"
+    for block, fault in (("][", "not valid YAML"), ("rewards: [{name: nothing}]", "nothing")):
+        said = refused(prompt, block)
+        assert isinstance(said, BlockError) and fault in str(said)
+        assert "in the configuration" not in str(said)
+
+
+def test_a_right_answer_about_an_illegal_move_is_explained(tmp_path: Path) -> None:
+    backend = Backend(["rookworld-nano"], tmp_path, is_private=True)
+    shown = {move: simulations(backend, "", move, ["rookworld-nano"]) for move in ("e2e5", "a2a3")}
+    right = "Right in all nine fields: it calls the move illegal, and the position stays as it was."
+    assert right in shown["e2e5"] and "Right in all nine fields.<" in shown["a2a3"]
 
 
 def test_the_runs_of_a_folder_are_told_in_a_line(tmp_path: Path) -> None:
