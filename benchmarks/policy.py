@@ -118,8 +118,9 @@ class Try:
 
 
 def recipe_keys(recipe: str) -> dict[str, Any]:
-    """A packaged recipe."""
-    return dict(yaml.safe_load((REPOSITORY / "recipes" / f"{recipe}.yaml").read_text()))
+    """A packaged recipe, or one that is still being tried."""
+    folders = [REPOSITORY / folder / f"{recipe}.yaml" for folder in ("recipes", "benchmarks")]
+    return dict(yaml.safe_load(next(path for path in folders if path.exists()).read_text()))
 
 
 def run(command: str, recipe: str, output: Path, options: Mapping[str, Any]) -> None:
