@@ -34,7 +34,6 @@ from ..common.settings import Checked, setting, share_bounds
 PACKAGED_DATA = {
     "rookworld-nano-openings": "nano_openings.parquet",
     "rookworld-nano-fill-in": "nano_fill_in.parquet",
-    "rookworld-whole-games": "whole_games_rows.parquet",
     "rookworld-evaluation": "evaluation_positions.parquet",  # held-out positions only
 }
 

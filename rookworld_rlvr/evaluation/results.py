@@ -148,9 +148,9 @@ def results_text(results: Sequence[ModelResults]) -> str:
         for model in results:
             metrics = model.suites[name].metrics()
             changes = {} if model is first else result.compare(model.suites[name])
-            theirs = result.metrics()
+            numbers = {metric: one.n for metric, one in result.metrics().items()}
             cells = {
-                m: f"{_estimate(x)}{_change(changes.get(m), max(x.n, theirs[m].n))}"
+                m: f"{_estimate(x)}{_change(changes.get(m), max(x.n, numbers.get(m, 0)))}"
                 for m, x in metrics.items()
             }
             lines.append(f"  {short_name(model.model)}")

@@ -57,7 +57,7 @@ class Lamp(Checked):
         ({"colours": ["gren"]}, "colours: 'gren' is not a valid value; did you mean green?"),
         (
             {"colours": ["red,green"]},
-            "'red,green' is not a valid value; write red green, with blanks",
+            "colours: 'red,green' is not a valid value; write red green, with blanks",
         ),
         ({"colours": []}, "colours: empty; give at least one of red, green, blue"),
         ({"delays": [1, -1]}, "delays: -1 is too small; give at least 0"),

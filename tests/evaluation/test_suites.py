@@ -244,7 +244,7 @@ def test_four_games_earn_no_star() -> None:
     assert "no interval" in results_text([model("first", 30.0, 4)])
     assert "of both" not in many
     uneven = results_text([model("first", 0.0, 4), model("second", 1.0, 6)])
-    assert uneven.count("+1.000 (of the 4 of both)") == 3
+    assert " ".join(uneven.split()).count("+1.000 (of the 4 of both)") == 3
 
 
 def test_bad_input_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,8 @@ def test_a_dry_run_loads_no_model_and_leaves_nothing(tmp_path: Path) -> None:
     printed = run("grpo.py", "--dry_run", *small, cwd=tmp_path)
     assert "max_steps: " in printed
     last = " ".join(printed.split("\n\n")[-1].split())
-    assert re.match(r"this recipe can run: 150 steps on \d+ rows, on the CPU; .*run the same", last)
+    work = r"150 steps on [\d,]+ rows, some of them repeated"
+    assert re.match(rf"this recipe can run: {work}, on the CPU; .*run the same", last)
     assert_rows(printed, ["environment", "policy"])
     scores = re.findall(r"environment_exact (\d\.\d+)", printed)
     assert scores == ["1.000", "0.000", "0.000"] * 3, "right, wrong and unreadable"
