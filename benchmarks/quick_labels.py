@@ -1,6 +1,6 @@
 """Label positions of games for pretraining, by one shallow MultiPV search each.
 
-    python benchmarks/quick_labels.py --games_file data/game_rows.games.parquet --rows 200000 \\
+    python benchmarks/quick_labels.py --games_file data/games.parquet --rows 200000 \\
         --output_file data/policy_rows.parquet
 
 At depth 6, Stockfish's MultiPV values about 100 positions a second on one core; the two passes of

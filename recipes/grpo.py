@@ -34,6 +34,7 @@ from rookworld_rlvr.training.config import (
     RookWorldGRPOConfig,
     RunArguments,
     check_recipe,
+    idle_keys,
     require_suites,
 )
 from rookworld_rlvr.training.model_card import trained_rewards, write_card
@@ -70,6 +71,8 @@ def main(argv: Sequence[str]) -> None:
     output_dir, checkpoint = run.output_dir, run.checkpoint
     prompts = training_args.generation_batch_size // training_args.num_generations
     trainer_kind = trainer_class(training_args.trainer_from)
+    if idle := idle_keys(data_args.tasks, training_args):
+        run.state.print(wrapped(idle))
 
     ################
     # Data

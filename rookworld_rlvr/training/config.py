@@ -365,20 +365,20 @@ def check_recipe(*groups: Any) -> list[str]:
         for task in ([] if data_args is None else tasks)
         if task not in judged
     ]
-    of_moves = [
-        key for key in ("expected_score_coef", "soft_moves_coef") if getattr(training_args, key)
-    ]
-    if POLICY.name not in tasks:
-        faults += [
-            f"{key}: it acts on policy rows; add policy to `tasks`, or leave it out"
-            for key in of_moves
-        ]
     not_run = [SUITE_HEADLINES[name] for name in SUITE_HEADLINES.keys() - set(suites)]
     return faults + [
         f"{key}: {metric!r} is not measured; add its task to `tasks`, or its suite to `suites`"
         for key, metric in compared_metrics(training_args)
         if metric in not_run or metric.split("/")[0] in TASKS.keys() - set(tasks)
     ]
+
+
+def idle_keys(tasks: Iterable[str], args: StepArguments) -> str:
+    """A line that names keys of the step that do nothing for these tasks; empty if there are none."""
+    of_moves = [key for key in ("expected_score_coef", "soft_moves_coef") if getattr(args, key)]
+    if POLICY.name in tasks or not of_moves:
+        return ""
+    return f"{', '.join(of_moves)}: nothing to do, as no policy rows are trained on"
 
 
 _NO_KEYWORDS = {

@@ -48,6 +48,8 @@ SMALL: dict[str, list[str]] = {
 }
 """What is put behind a command so that it takes seconds; what the page gives itself stays, but for a
 model and data that have to be downloaded, and for many steps or games."""
+FEWER = {"--games": "60", "--game_rows": "100", "--game_policy_rows": "12"}
+"""What a page's own numbers are lowered to; its games would take minutes."""
 ROUNDS: dict[str, Any] = {"rounds": 1, "games": 4, "plies": 2, "match_games": 2, "engine_depth": 2}
 ROUNDS["train"] = {"max_steps": 2, "eval_steps": 1, "save_steps": 1, "heldout_rows": 4}
 ROUNDS["train"] |= {"max_rows": 400, "synthetic_rows": 40}
@@ -128,6 +130,8 @@ def small(command: str, words: list[str], folder: Path) -> list[str]:
         return words
     for key in {"--max_steps", "--suite_games", "--elo_games", "--overfit_single_batch"} & {*words}:
         words[words.index(key) + 1] = "2"
+    for key in FEWER.keys() & {*words}:  # 0 stays 0
+        words[words.index(key) + 1] = min(words[words.index(key) + 1], FEWER[key], key=int)
     given = {word for word in words if word.startswith("--")}
     recipe: dict[str, Any] = {}
     if "--config" in given:

@@ -6,7 +6,8 @@ import yaml
 
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.common.errors import ConfigurationError
-from rookworld_rlvr.training.config import check_recipe
+from rookworld_rlvr.training.arguments import StepArguments
+from rookworld_rlvr.training.config import check_recipe, idle_keys
 
 from .. import support
 
@@ -70,10 +71,6 @@ def test_recipe_and_overrides(tmp_path: Path) -> None:
         ({"use_liger_kernel": True}, ["use_liger_kernel: true needs liger-kernel"]),
         ({"lr_scheduler_type": "cosine_with_min_lr"}, ["min_lr", "give lr_scheduler_kwargs"]),
         ({"neftune_noise_alpha": 5.0}, ["neftune_noise_alpha: 5.0", "leave it out"]),
-        (
-            {"soft_moves_coef": 1.0, "tasks": ["environment"], "rewards": ["environment_exact"]},
-            ["soft_moves_coef: it acts on policy rows; add policy"],
-        ),
         ({"use_cpu": False, "bf16": True}, ["bf16: no GPU that", "give --bf16 false"]),
         ({"loss_type": "dr-grpo"}, ["loss_type", "did you mean dr_grpo"]),
         ({"scale_rewards": "grup"}, ["scale_rewards", "did you mean group"]),
@@ -90,3 +87,11 @@ def test_each_names_value_and_remedy(
         parse(tmp_path, {**GOOD, **change}, *argv)
     (fault,) = caught.value.faults
     assert all(word in fault for word in words), fault
+
+
+def test_terms_over_moves_say_that_they_have_nothing_to_do() -> None:
+    args = StepArguments(expected_score_coef=1.0, soft_moves_coef=2.0)
+    assert idle_keys(["environment"], args).startswith(
+        "expected_score_coef, soft_moves_coef: nothing"
+    )
+    assert idle_keys(["environment", "policy"], args) == idle_keys([], StepArguments()) == ""
