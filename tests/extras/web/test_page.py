@@ -263,7 +263,7 @@ def test_play_and_runs(visitor: Visitor) -> None:
     assert visitor.ask(f"return {arrow}") > 120, "a model's name can be read"
     above = visitor.place("#game")
     visitor.type("#played textarea, #played input", "e9\n")
-    visitor.until(lambda: "invalid san" in visitor.text("#problem .fault"))
+    visitor.until(lambda: "'e9' is not a move" in visitor.text("#problem .fault"))
     assert visitor.place("#game") == above, "the board stays where it is"
     visitor.click("#game", "d2")
     visitor.until(lambda: visitor.count("#game circle[opacity]") == 2)  # it may go to d3 and d4
