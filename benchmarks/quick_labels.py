@@ -40,7 +40,7 @@ from rookworld_rlvr.tasks.policy import (
     write_policy_answer,
     write_policy_prompt,
 )
-from rookworld_rlvr.tasks.types import MATE_CP
+from rookworld_rlvr.tasks.types import MATE_CP, action_values_column
 
 BLOCK = 500  # positions that one process values at once
 
@@ -89,7 +89,7 @@ def label_rows(fens: Sequence[str], depth: int) -> list[dict[str, Any]]:
             rows.append(
                 {
                     "text": write_policy_prompt(fen) + write_policy_answer(answer),
-                    "action_values": [{"move": move, "cp": cp} for move, cp in values.items()],
+                    "action_values": action_values_column(values),
                 }
             )
     return rows

@@ -94,8 +94,12 @@ def start(command: str, line: Sequence[str]) -> None:
 
 def asks_json(given: Mapping[str, Sequence[str]]) -> bool:
     """Whether a line or its recipe has the key `json`, which prints an object for programs."""
-    file = find_recipe(given["config"][-1]) if given.get("config") else None
-    return "json" in given or bool(file and read_keys(file).get("json"))
+    return "json" in given or bool((file := recipe_of(given)) and read_keys(file).get("json"))
+
+
+def recipe_of(given: Mapping[str, Sequence[str]]) -> Path | None:
+    """The file of the recipe that a line names."""
+    return find_recipe(given["config"][-1]) if given.get("config") else None
 
 
 _UNDER_PARAMETERS = (
@@ -115,7 +119,7 @@ def check_keys(script: Path, given: Mapping[str, Sequence[str]]) -> None:
     if not (known := keys_of(script)):
         return
     known.add("config")
-    file = find_recipe(given["config"][-1]) if given.get("config") else None
+    file = recipe_of(given)
     where = dict.fromkeys(read_keys(file) if file else (), str(file))
     where |= dict.fromkeys(given, "command line")
     if unknown := [key for key in where if str(key).removeprefix("no_") not in known]:

@@ -145,10 +145,10 @@ def results_text(results: Sequence[ModelResults]) -> str:
             how = decoding_text(result.notes["pass_decoding"])
             of = f"pass@k of {result.notes['pass_right']}"
             lines.append(f"  {of}: {result.notes['pass_samples']} answers an item, {how}")
-        for model in results:
-            metrics = model.suites[name].metrics()
+        measured = [model.suites[name].metrics() for model in results]
+        numbers = {metric: one.n for metric, one in measured[0].items()}
+        for model, metrics in zip(results, measured, strict=True):
             changes = {} if model is first else result.compare(model.suites[name])
-            numbers = {metric: one.n for metric, one in result.metrics().items()}
             cells = {
                 m: f"{_estimate(x)}{_change(changes.get(m), max(x.n, numbers.get(m, 0)))}"
                 for m, x in metrics.items()

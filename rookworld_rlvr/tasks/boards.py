@@ -147,19 +147,18 @@ def environment_board(
         board = written_board(answer.fen)
         differ = [s for s in chess.SQUARES if board.piece_at(s) != true_board.piece_at(s)]
         words = f"wrong: {', '.join(wrong)}" if answer != truth else "right"
-    said = "" if isinstance(answer, NotationError) else answer.fen
-    is_right = _en_passant(said) == _en_passant(truth.fen)
-    mine_too, true_too = ([], []) if is_right else (_en_passant(said), _en_passant(truth.fen))
-    mine = draw_board(board, turn, fill=dict.fromkeys([*differ, *mine_too], WRONG + "b0"))
-    fill = dict.fromkeys([*differ, *true_too], TRUTH + "b0")
+    said = set() if isinstance(answer, NotationError) else _en_passant(answer.fen)
+    true = _en_passant(truth.fen)
+    mine = draw_board(board, turn, fill=dict.fromkeys([*differ, *(said - true)], WRONG + "b0"))
+    fill = dict.fromkeys([*differ, *(true - said)], TRUTH + "b0")
     right = draw_board(true_board, turn, action_arrows(row["action"]), fill)
     return picture([mine, right], [words, f"python-chess, after {row['action']}"], words)
 
 
-def _en_passant(fen: str) -> list[chess.Square]:
+def _en_passant(fen: str) -> set[chess.Square]:
     """The square behind a pawn that has just made a double step, where a FEN names one."""
-    field = fen.split(" ")[3] if fen else "-"
-    return [] if field == "-" else [chess.parse_square(field)]
+    field = fen.split(" ")[3]
+    return set() if field == "-" else {chess.parse_square(field)}
 
 
 def fill_in_board(

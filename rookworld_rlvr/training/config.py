@@ -63,8 +63,14 @@ class MeasurementArguments:
     )
 
 
-def _must_be_true(otherwise: str) -> Check:
-    return lambda value, name: [] if value else [f"{name}: {value!r} {otherwise}; leave it out"]
+_OTHER_LOGPS = "would make the trainer's log-probs differ from the sampler's"
+
+
+def _must_be(wanted: Any, otherwise: str) -> Check:
+    def faults(value: Any, name: str) -> list[str]:
+        return [] if value == wanted else [f"{name}: {value!r} {otherwise}; leave it out"]
+
+    return faults
 
 
 def _token_faults(value: str, name: str) -> list[str]:
@@ -97,6 +103,26 @@ def _report_faults(value: Any, name: str) -> list[str]:
     ]
 
 
+def _needs(package: str, values: str) -> Check:
+    """A check of a key for which transformers looks for a package once the model is loaded.
+
+    Args:
+        package: Its name for pip; its module has underscores for hyphens.
+        values: The values that need it, as a regular expression.
+    """
+
+    def faults(value: Any, name: str) -> list[str]:
+        given = str(getattr(value, "value", value)).lower()
+        if not re.search(values, given) or find_spec(package.replace("-", "_")):
+            return []
+        return [
+            f"{name}: {given} needs {package}, which is not installed; run pip install {package}, or "
+            f"leave {name} out"
+        ]
+
+    return faults
+
+
 _TRAINING_BOUNDS = {
     "adam_beta1 adam_beta2": Bounds(least=0, below=1),
     "adam_epsilon eval_steps logging_steps num_train_epochs save_steps": Bounds(above=0),
@@ -109,7 +135,9 @@ _TRAINING_BOUNDS = {
     "hub_token": Bounds(check=_token_faults),
     "max_steps": Bounds(check=_steps_faults),
     "output_dir": Bounds(check=folder_faults),
+    "optim": Bounds(check=_needs("bitsandbytes", "8bit|bnb|paged")),
     "report_to": Bounds(check=_report_faults),
+    "use_liger_kernel": Bounds(check=_needs("liger-kernel", "true")),
 }
 """Bounds that transformers does not check; other values end in a traceback or teach nothing."""
 
@@ -117,6 +145,7 @@ _TRAINING_BOUNDS = {
 _LOSSES = "grpo bnpo dr_grpo dapo luspo sapo cispo vespo"
 _CORRECTIONS = "token_truncate token_mask sequence_truncate sequence_mask"
 _GRPO_BOUNDS = {
+    "neftune_noise_alpha": Bounds(check=_must_be(None, _OTHER_LOGPS)),
     "beta epsilon top_k": Bounds(least=0),
     "max_completion_length num_generations_eval num_iterations": Bounds(least=1),
     "repetition_penalty temperature": Bounds(above=0),
@@ -151,7 +180,7 @@ class TrainingDefaults:
     hub_strategy: HubStrategy | str = with_default(TrainingArguments, "hub_strategy", "end")
 
     def __post_init__(self) -> None:
-        faults = key_faults(self) + _package_faults(self) + self.faults()
+        faults = key_faults(self) + self.faults()
         try:
             super().__post_init__()  # type: ignore[misc]
         except ValueError as error:
@@ -207,7 +236,7 @@ class RookWorldGRPOConfig(StepArguments, MeasurementArguments, TrainingDefaults,
     eval_on_start: bool = setting(
         True,
         "Evaluate on held-out rows before training; it must be true.",
-        check=_must_be_true("would leave no results from before training to compare with"),
+        check=_must_be(True, "would leave no results from before training to compare with"),
     )
     eval_strategy: IntervalStrategy | str = with_default(GRPOConfig, "eval_strategy", "steps")
     eval_steps: float | None = with_default(GRPOConfig, "eval_steps", 100)
@@ -229,7 +258,7 @@ class RookWorldGRPOConfig(StepArguments, MeasurementArguments, TrainingDefaults,
     disable_dropout: bool = setting(
         True,
         "Switch dropout off in policy and reference, for sampling and training; it must be true.",
-        check=_must_be_true("would make the trainer's log-probs differ from the sampler's"),
+        check=_must_be(True, _OTHER_LOGPS),
     )
     remove_unused_columns: bool | None = with_default(GRPOConfig, "remove_unused_columns", False)
     max_completion_length: int | None = with_default(
@@ -253,11 +282,6 @@ class RookWorldGRPOConfig(StepArguments, MeasurementArguments, TrainingDefaults,
     def faults(self) -> list[str]:
         """Faults that show only when several keys are compared, one sentence each."""
         faults = self._reward_faults() + step_faults(self)
-        if self.neftune_noise_alpha is not None:  # type: ignore[attr-defined]
-            faults.append(
-                f"neftune_noise_alpha: {self.neftune_noise_alpha} would make the trainer's log-probs "  # type: ignore[attr-defined]
-                "differ from the sampler's; leave it out"
-            )
         if self.use_vllm:
             from .exchanged import vllm_faults
 
@@ -429,27 +453,6 @@ def compared_metrics(args: RookWorldGRPOConfig) -> list[tuple[str, str]]:
     guard = args.guard if isinstance(args.guard, dict) else {}
     guarded = [("guard", str(metric)) for metric in guard]
     return [("metric_for_best_model", str(args.metric_for_best_model)), *guarded]
-
-
-_PACKAGES = {
-    "use_liger_kernel": ("liger-kernel", "liger_kernel", "true"),
-    "optim": ("bitsandbytes", "bitsandbytes", "8bit|bnb|paged"),
-}
-"""A key, the package that it needs, its module, and what values need it, as a regular expression."""
-
-
-def _package_faults(args: Any) -> list[str]:
-    """Keys whose package is not installed: transformers looks for it only once the model is loaded."""
-    faults = []
-    for key, (package, module, values) in _PACKAGES.items():
-        given = getattr(args, key)
-        text = str(getattr(given, "value", given)).lower()
-        if re.search(values, text) and find_spec(module) is None:
-            faults.append(
-                f"{key}: {text} needs {package}, which is not installed; run pip install {package}, or "
-                f"leave {key} out"
-            )
-    return faults
 
 
 def _schedule_faults(args: Any) -> list[str]:

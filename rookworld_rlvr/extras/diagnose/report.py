@@ -157,8 +157,8 @@ def print_report(record: Section) -> None:
         console.print(_table([], lines(part)))
         if zero := zeros(part):
             console.print(printable(f"all 0: {', '.join(zero)}"))
-        for finding, text in findings(part) if key == "analysis" else ():
-            console.print(printable(f"{finding['severity']}: {finding['rule']}: {text}"))
+        if key == "analysis":
+            _print_findings(console, part)
         found = [*tables(part)]
         for number, group in enumerate(part.get("groups_of_texts", [])[:GROUPS_SHOWN]):
             sampled = completions(group)
@@ -175,7 +175,11 @@ def print_report(record: Section) -> None:
         console.rule(name, align="left")
         console.print(_table(heads, rows))
     console.print()
-    for finding, text in findings(record["analysis"]):
+    _print_findings(console, record["analysis"])
+
+
+def _print_findings(console: Console, part: Section) -> None:
+    for finding, text in findings(part):
         console.print(printable(f"{finding['severity']}: {finding['rule']}: {text}"))
 
 
