@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 import yaml
 from wandb.sdk.launch.sweeps.utils import create_sweep_command_args, load_sweep_config
 
-from rookworld_rlvr.cli.main import first_line, recipes
+from rookworld_rlvr.cli.main import check_keys, first_line, recipes
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.extras.sweep import trials as sweeps
 from rookworld_rlvr.extras.sweep.trials import SweepArguments, ranking, read_score, run_trial
@@ -122,6 +123,11 @@ def test_all_faults_at_once_before_the_first_trial(tmp_path: Path) -> None:
     ):
         write_sweep(path, {"beta": {"values": [0.0]}}, **keys)
         assert said in agent("--config", str(path), code=2).stderr
+
+
+def test_a_key_of_grpo_is_said_to_go_under_parameters() -> None:
+    with pytest.raises(ConfigurationError, match=re.escape("{max_steps: {value: ...}}")):
+        check_keys(RECIPES / "sweep.py", {"max_steps": ("2",)})
 
 
 @pytest.mark.parametrize(
