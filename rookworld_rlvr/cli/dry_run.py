@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import AutoConfig
 from trl import ModelConfig
@@ -66,6 +66,18 @@ def dry_run_text(
     return "\n".join([*lines, *(f"\n{wrapped(warning)}" for warning in warnings)])
 
 
+class Verdict(NamedTuple):
+    """What a dry run ends with.
+
+    Attributes:
+        sentence: Whether the recipe can run here, and why not.
+        is_refused: It can run nowhere as it is.
+    """
+
+    sentence: str
+    is_refused: bool = False
+
+
 def verdict(
     model_args: ModelConfig,
     prompts: Sequence[str],
@@ -73,7 +85,7 @@ def verdict(
     work: str,
     has_warnings: bool = False,
     on_gpu: bool = False,
-) -> str:
+) -> Verdict:
     """Whether a recipe can run on this machine, and why not.
 
     The model itself is not loaded: it must be there or on the Hub, and have positions enough.
@@ -90,13 +102,13 @@ def verdict(
     is_here = Path(loading.resolve_model_path(name)).is_dir()
     if not is_here and not reaches_hub(name, model_args.model_revision):
         why = f"the model {name} is on the Hub, which is not reached from here"
-        return f"this recipe cannot run here yet: {why}"
+        return Verdict(f"this recipe cannot run here yet: {why}")
     if is_here and tokens is not None:
         config = AutoConfig.from_pretrained(loading.resolve_model_path(name))
         try:
             loading.check_lengths(config, loading.load_tokenizer(name), list(prompts), tokens)
         except RookWorldError as error:
-            return f"this recipe cannot run: {error}"
+            return Verdict(f"this recipe cannot run: {error}", is_refused=True)
     where = "a GPU" if on_gpu else "the CPU"
     fetched = (
         ""
@@ -105,7 +117,7 @@ def verdict(
     )
     said = f"this recipe can run: {work}, on {where}{fetched}"
     read = "read the warnings above, then run" if has_warnings else "run"
-    return f"{said}; {read} the same command without --dry_run"
+    return Verdict(f"{said}; {read} the same command without --dry_run")
 
 
 def _answers(

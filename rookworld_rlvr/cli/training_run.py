@@ -126,9 +126,9 @@ class TrainingRun:
         repeated = ", some of them repeated" if rows > sum(data.report.train.values()) else ""
         work = f"{length} on {rows:,} rows{repeated}"
         on_gpu = self.args.device.type == "cuda"
-        said = verdict(self.model_args, data.prompts(), tokens, work, has_warnings, on_gpu)
-        self.state.print(wrapped(said, 0))
-        if said.startswith("this recipe cannot run:"):
+        found = verdict(self.model_args, data.prompts(), tokens, work, has_warnings, on_gpu)
+        self.state.print(wrapped(found.sentence, 0))
+        if found.is_refused:
             raise SystemExit(2)
 
     def open_folder(

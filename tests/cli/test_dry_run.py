@@ -12,7 +12,10 @@ PROMPTS = ["P: 8/8/8/8/8/4k3/8/4K3 w - - 0 1"]
 
 
 def said(model: str, tokens: int | None = 64, **options: Any) -> str:
-    return verdict(ModelConfig(model_name_or_path=model), PROMPTS, tokens, "3 steps", **options)
+    model_args = ModelConfig(model_name_or_path=model)
+    found = verdict(model_args, PROMPTS, tokens, "3 steps", **options)
+    assert found.is_refused == found.sentence.startswith("this recipe cannot run: ")
+    return found.sentence
 
 
 def test_it_says_what_would_run_and_how_it_is_started() -> None:
