@@ -10,8 +10,12 @@ learns the moves of a game gains more from many positions than from deep values,
 that is measured or rewarded takes its values from `rookworld prepare`.
 
 The positions are those that `rookworld prepare --game_policy_rows` takes: openings, middle games and
-endgames of games that the engine played, a third each. The same seed takes the same ones. The hash is
-cleared before each, so values do not depend on what was searched before.
+endgames of games that the engine played, a third each. With `--exposed_kings` half of them are in
+check, and in the others at least three moves would leave the king in check (pins, attacked squares).
+Such positions are rare in games, and a model that knows how the pieces move still errs in them.
+
+The same seed takes the same positions. The hash is cleared before each, so values do not depend on what
+was searched before.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rookworld_rlvr.cli.run import run_cli
+from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.common.progress import Progress
 from rookworld_rlvr.data.games import collect, policy_targets
 from rookworld_rlvr.engine.pool import find_engine
@@ -42,7 +47,7 @@ from rookworld_rlvr.tasks.policy import (
 )
 from rookworld_rlvr.tasks.types import MATE_CP, action_values_column
 
-BLOCK = 500  # positions that one process values at once
+BLOCK = 500  # games or positions that one process takes at once
 
 
 def main(argv: Sequence[str]) -> None:
@@ -53,11 +58,9 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--depth", type=int, default=6, help="of the search, in plies")
     parser.add_argument("--seed", default="0", help="of the positions that are taken")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--exposed_kings", action="store_true", help="see above")
     args = parser.parse_args(argv)
-    taken = collect(
-        args.games_file, policy_targets(args.rows), 0.0, args.seed, args.workers, is_policy=True
-    )
-    fens = [found.text for block in taken for found in block]
+    fens = exposed_kings(args) if args.exposed_kings else positions_by_phase(args)
     random.Random(args.seed).shuffle(fens)
     label = partial(label_rows, depth=args.depth)
     with (
@@ -73,10 +76,65 @@ def main(argv: Sequence[str]) -> None:
     print(f"{args.output_file}: {table.num_rows:,} rows")
 
 
-def blocks_of(fens: Sequence[str]) -> Iterator[list[str]]:
-    """Positions in blocks; the last one may be shorter."""
-    for first in range(0, len(fens), BLOCK):
-        yield [*fens[first : first + BLOCK]]
+def positions_by_phase(args: argparse.Namespace) -> list[str]:
+    """Openings, middle games and endgames, a third each."""
+    taken = collect(
+        args.games_file, policy_targets(args.rows), 0.0, args.seed, args.workers, is_policy=True
+    )
+    return [found.text for block in taken for found in block]
+
+
+def exposed_kings(args: argparse.Namespace) -> list[str]:
+    """Positions in check, and as many with moves that would leave the king in check.
+
+    Raises:
+        RookWorldError: The games have fewer.
+    """
+    games = pq.read_table(args.games_file, columns=["moves"])["moves"].to_pylist()
+    random.Random(args.seed).shuffle(games)
+    wanted = {"in check": args.rows - args.rows // 2, "exposed": args.rows // 2}
+    found = {kind: dict[str, None]() for kind in wanted}  # without doubles
+    with ProcessPoolExecutor(args.workers) as pool:
+        for by_kind in pool.map(of_games, blocks_of(games)):
+            for kind, fens in by_kind.items():
+                found[kind].update(dict.fromkeys(fens))
+    for kind, number in wanted.items():
+        if len(found[kind]) < number:
+            raise RookWorldError(
+                f"{args.games_file} has {len(found[kind]):,} positions of {number:,}: {kind}; "
+                "play more games or lower --rows"
+            )
+    return [fen for kind, number in wanted.items() for fen in [*found[kind]][:number]]
+
+
+def of_games(games: Sequence[str]) -> dict[str, list[str]]:
+    """Positions of some games with exposed kings. Of those without check one in four is looked at."""
+    found: dict[str, list[str]] = {"in check": [], "exposed": []}
+    for number, moves in enumerate(games):
+        board = chess.Board()
+        for ply, move in enumerate(moves.split(" ")):
+            if board.is_check():
+                found["in check"].append(board.fen())
+            elif (ply + number) % 4 == 0 and is_exposed(board):
+                found["exposed"].append(board.fen())
+            board.push_uci(move)
+            board.clear_stack()
+    return found
+
+
+def is_exposed(board: chess.Board) -> bool:
+    """Whether at least three moves would leave the king in check.
+
+    >>> is_exposed(chess.Board()), is_exposed(chess.Board("4k3/8/8/8/8/8/r7/4K3 w - - 0 1"))
+    (False, True)
+    """
+    return board.pseudo_legal_moves.count() - board.legal_moves.count() >= 3
+
+
+def blocks_of(items: Sequence[str]) -> Iterator[list[str]]:
+    """Items in blocks; the last one may be shorter."""
+    for first in range(0, len(items), BLOCK):
+        yield [*items[first : first + BLOCK]]
 
 
 def label_rows(fens: Sequence[str], depth: int) -> list[dict[str, Any]]:

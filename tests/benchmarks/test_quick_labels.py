@@ -6,6 +6,7 @@ import chess
 import pyarrow.parquet as pq
 import pytest
 
+from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.play import Play, play_games
 from rookworld_rlvr.tasks.registry import score_row
 from rookworld_rlvr.tasks.types import MATE_CP, values_by_move
@@ -30,6 +31,20 @@ def test_rows_of_games_are_labelled(tmp_path: Path, stockfish: str) -> None:
         assert values.keys() == {move.uci() for move in chess.Board(fen).legal_moves}
         score = score_row(prompt, f" {answer}", values)
         assert score and score["best_move"] == score["candidates"] == 1
+
+
+def test_kings_are_exposed(tmp_path: Path, stockfish: str) -> None:
+    games, rows = tmp_path / "games.parquet", tmp_path / "rows.parquet"
+    play_games(games, Play(0, 8, 1.0), None, workers=1)
+    given = f"--games_file {games} --exposed_kings --depth 2 --workers 1 --output_file {rows}"
+    quick_labels.main([*given.split(), "--rows", "21"])
+    texts = pq.read_table(rows)["text"].to_pylist()
+    boards = [chess.Board(text.partition("  ")[0].removeprefix("P: ")) for text in texts]
+    assert len({board.fen() for board in boards}) == 21
+    others = [board for board in boards if not board.is_check()]
+    assert len(others) == 10 and all(map(quick_labels.is_exposed, others))
+    with pytest.raises(RookWorldError, match=r"of 50,000: in check; play more games"):
+        quick_labels.main([*given.split(), "--rows", "100000"])
 
 
 def test_values_are_those_of_the_side_to_move(stockfish: str) -> None:
