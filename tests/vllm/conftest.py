@@ -43,12 +43,12 @@ def _engine_settings() -> Iterator[None]:
 
 
 @pytest.fixture
-def vllm_trainer(make_trainer: Callable[..., Any], tokenizer: Any) -> Callable[..., Any]:
-    """Build a trainer of the packaged model that samples by vLLM; keywords as of `make_trainer`."""
+def vllm_trainer(make_trainer: Callable[..., Any]) -> Callable[..., Any]:
+    """Build a trainer of a packaged model that samples by vLLM; keywords as of `make_trainer`."""
 
-    def make(**options: Any) -> Any:
-        model = loading.load_model(loading.PACKAGED_MODEL, dtype="float32")
+    def make(name: str = loading.PACKAGED_MODEL, **options: Any) -> Any:
+        model = loading.load_model(name, dtype="float32")
         defaults = {**NOT_KEPT, "use_vllm": True, "vllm_gpu_memory_utilization": 0.05}
-        return make_trainer(model, tokenizer, **{**defaults, **options})
+        return make_trainer(model, loading.load_tokenizer(name), **{**defaults, **options})
 
     return make

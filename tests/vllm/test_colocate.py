@@ -11,6 +11,7 @@ import pytest
 import torch
 from peft import LoraConfig
 
+from rookworld_rlvr.models.loading import PLAYING_MODEL
 from rookworld_rlvr.tasks.registry import task_of
 from rookworld_rlvr.training.measurements import sample_heldout
 from rookworld_rlvr.training.preflight import measure_parity, mixed_length_prompts
@@ -59,6 +60,12 @@ def test_the_preflight_asks_vllm(vllm_trainer: Make, options: dict[str, Any]) ->
         return scores._replace(logps=0.5 * scores.logps)
 
     assert measure_parity(trainer, prompts, score=half).sampler_gap > 0.1
+
+
+def test_a_file_in_half_precision_is_computed_in_single(vllm_trainer: Make) -> None:
+    trainer = vllm_trainer(PLAYING_MODEL, preflight=False)
+    trainer.vllm_generation.sync_weights = lambda: None  # vLLM keeps what it read from the file
+    assert gap(trainer) < 1e-4
 
 
 @pytest.mark.parametrize("kind", ["all weights", "adapters"])
