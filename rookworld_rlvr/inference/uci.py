@@ -232,6 +232,7 @@ class Engine:
         self._load = load
         self._analyse: Analyse | None = None
         self._write = write
+        self._writing = threading.Lock()  # the search's thread writes as well
         self._deadline: float | None = None  # of the clock `time.monotonic`
         self._seconds: float | None = None  # for the move, from `ponderhit` on
         self._stop = threading.Event()
@@ -278,7 +279,8 @@ class Engine:
 
     def say(self, *lines: str) -> None:
         """Write lines, all at once."""
-        self._write("\n".join(lines))
+        with self._writing:
+            self._write("\n".join(lines))
 
     def _note(self, faults: Sequence[str]) -> None:
         """Say what is left out of a line, or wrong with a move."""

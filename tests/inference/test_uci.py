@@ -112,7 +112,11 @@ def test_a_model_that_fails_does_not_leave_the_program_without_a_move(talk: Conv
 
 
 def test_a_model_that_is_late_does_not_cost_the_game(talk: Conversation) -> None:
-    for lines in ("go movetime 1", "go wtime 60000, stop", "go, isready, go infinite, stop"):
+    for lines in (
+        "go movetime 1",
+        "go wtime 60000, stop",
+        "go infinite, isready, go infinite, stop",
+    ):
         talk.model.answer = None
         talk.send(*lines.split(", "))
         if "isready" in lines:
@@ -363,6 +367,20 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
 atexit.register(lambda: pathlib.Path("loaded").write_text(" ".join(sorted(heavy & set(sys.modules)))))
 runpy.run_module("rookworld_rlvr.inference.uci", run_name="__main__")
 """
+
+
+def test_two_threads_do_not_write_into_each_other_s_lines() -> None:
+    heard: list[str] = []
+
+    def write(text: str) -> None:  # as `print`, which may be interrupted before the line's end
+        heard.append(text)
+        time.sleep(0.001)
+        heard.append("\n")
+
+    mated = "position fen 7k/5Q2/6K1/8/8/8/8/8 b - - 0 1"
+    Engine("made-up", Model().load, write).run([mated, "go", "rubbish"] * 30)
+    assert {*heard[1::2]} == {"\n"} and "\n" not in heard[::2]
+    assert sum("bestmove 0000" in text for text in heard) == 30
 
 
 def test_a_search_that_cannot_say_its_move_ends_the_engine() -> None:
