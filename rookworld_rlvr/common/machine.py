@@ -11,8 +11,10 @@ from __future__ import annotations
 import os
 import platform
 import resource
+import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from .. import __version__
@@ -44,9 +46,7 @@ def machine() -> dict[str, Any]:
     checkout that holds the package; None if the package was installed in another way).
     """
     import torch  # slow to import, and nothing else in this room needs it
-    from trl.scripts.utils import get_git_commit_hash
 
-    commit = get_git_commit_hash("rookworld_rlvr") or "Error"  # as TRL itself says
     return {
         "versions": {"rookworld-rlvr": __version__, **{name: version(name) for name in PACKAGES}},
         "python": platform.python_version(),
@@ -54,8 +54,21 @@ def machine() -> dict[str, Any]:
         "cores": cores(),
         "threads": torch.get_num_threads(),
         "devices": [*map(torch.cuda.get_device_name, range(torch.cuda.device_count()))],
-        "commit": None if commit.startswith("Error") else commit,
+        "commit": _commit(),
     }
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that holds the package, which may be a worktree of another."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():  # a checkout further up may be anybody's
+        return None
+    asked = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    except OSError:  # there is no git
+        return None
+    return done.stdout.strip() or None
 
 
 def cores() -> int | None:

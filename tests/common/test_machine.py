@@ -13,7 +13,13 @@ import torch
 from huggingface_hub import constants
 
 from rookworld_rlvr.cli.run import SCRIPTS
-from rookworld_rlvr.common.machine import SPINS, is_fetched, reaches_hub, use_idle_cores
+from rookworld_rlvr.common.machine import (
+    SPINS,
+    is_fetched,
+    machine,
+    reaches_hub,
+    use_idle_cores,
+)
 
 from ..support import RECIPES, ran
 
@@ -100,3 +106,21 @@ def test_a_model_of_several_files_and_of_another_revision_counts_as_fetched(
     assert is_fetched("ann/big", "tuned")
     assert not is_fetched("ann/big") and not is_fetched("ann/small", "tuned")
     assert not is_fetched("no/name/there")
+
+
+def test_the_commit_is_that_of_the_package_s_own_checkout(tmp_path: Path, monkeypatch: Any) -> None:
+    def git(*words: str, cwd: Path) -> str:
+        as_somebody = ("-c", "user.name=Ann", "-c", "user.email=ann@example.org")
+        return ran("git", *as_somebody, *words, cwd=cwd).stdout.strip()
+
+    (own := tmp_path / "own").mkdir()
+    git("init", "-q", cwd=own)
+    git("commit", "-q", "--allow-empty", "-m", "first", cwd=own)
+    git("worktree", "add", "-q", str(tmp_path / "other"), cwd=own)
+    inner = own / "venv"  # a package that was installed into somebody's checkout
+    for root, wanted in ((own, True), (tmp_path / "other", True), (inner, False)):
+        module = root / "rookworld_rlvr" / "common" / "machine.py"
+        monkeypatch.setattr("rookworld_rlvr.common.machine.__file__", str(module))
+        module.parent.mkdir(parents=True)
+        commit = git("rev-parse", "HEAD", cwd=own) if wanted else None
+        assert machine()["commit"] == commit
