@@ -215,7 +215,8 @@ def load_data(
     Raises:
         RookWorldError: The data cannot be read, too much of it is malformed, or nothing is left.
     """
-    names = filter(None, (args.dataset_name, args.eval_dataset_name))
+    has_values = any(TASKS[name].needs_values for name in args.tasks)
+    names = filter(None, (args.dataset_name, args.eval_dataset_name) if has_values else ())
     values = dict.fromkeys(sources.values_line(sources.dataset_file(name)) for name in names)
     report = DataReport(values="; ".join(filter(None, values)))
     rows = _read(args, report, quarantine_file)
