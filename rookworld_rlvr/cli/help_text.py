@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from itertools import chain
@@ -129,6 +130,7 @@ def _described(action: argparse.Action) -> str:
     shown = spelled(action.dest)
     head = f"  --{shown}{choices}" + (f" ({action.default})" if has_default else "")
     text = " ".join((action.help or "").replace("%%", "%").split())
+    text = re.sub(r"\[([^]]+)\]\((http[^)]+)\)", r"\1 (\2)", text)  # TRL's links are Markdown
     if shown != action.dest:
         text += f" In recipes: {action.dest}."
     line = f"{head}  {text}"

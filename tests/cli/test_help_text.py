@@ -137,6 +137,7 @@ def test_help_says_which_recipe_a_bare_command_runs(
         text = f"Without --config it takes the recipe {usual}, whose values differ"
         assert text in said(name) and text in said(name, "seed")
     assert "Without --config" not in said("sft"), "its recipe has the defaults"
+    assert "learning (https://huggingface.co/papers/2501.12948) use" in said("grpo", "beta")
 
 
 def values_of(script: str, *words: str) -> tuple[dict[str, Any], set[str]]:
