@@ -160,7 +160,7 @@ def _cannot_load(name: str, error: Exception) -> RookWorldError:
     elif isinstance(cause, UnicodeError) or encoding_of(file) == "utf-16":
         remedy = "the file is not text in UTF-8: save it in UTF-8, or give another file"
     elif broken := _broken_line(file):
-        why, remedy = broken, "mend the line or delete it"
+        why, remedy = broken, "check what is in the file, and mend or delete the line"
     else:
         remedy = "check what is in the file"
     return RookWorldError(f"cannot load the data set {name!r} ({why}); {remedy}")
@@ -170,7 +170,7 @@ def _broken_line(file: Path) -> str:
     """The first line of a file of JSON lines that is no JSON, in words; datasets counts otherwise."""
     if file.suffix.lower() != ".jsonl":
         return ""
-    with file.open(encoding="utf-8") as lines:
+    with file.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             try:
                 if line.strip():
