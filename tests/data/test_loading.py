@@ -319,7 +319,7 @@ def test_faults_of_keys_names_and_files_are_named_with_close_matches(tmp_path: P
         (fault,) = check_dataset_name(name)
         assert repr(name) in fault and re.search(words, fault), fault
     (tmp_path / "broken.jsonl").write_text('{"text": "x"}\n{"text": "P: 8/')
-    said = r"line 2 is not JSON: Unterminated string .*check what is in the file, and mend"
+    said = r"broken\.jsonl' \(line 2 is not JSON: Unterminated string .*and mend or delete the line"
     with pytest.raises(RookWorldError, match=said):
         load(str(tmp_path / "broken.jsonl"))
 

@@ -112,11 +112,7 @@ def test_a_model_that_fails_does_not_leave_the_program_without_a_move(talk: Conv
 
 
 def test_a_model_that_is_late_does_not_cost_the_game(talk: Conversation) -> None:
-    for lines in (
-        "go movetime 1",
-        "go wtime 60000, stop",
-        "go infinite, isready, go infinite, stop",
-    ):
+    for lines in ("go movetime 1", "go wtime 60000, stop", "go, isready, go infinite, stop"):
         talk.model.answer = None
         talk.send(*lines.split(", "))
         if "isready" in lines:

@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 import yaml
 from wandb.sdk.launch.sweeps.utils import create_sweep_command_args, load_sweep_config
 
-from rookworld_rlvr.cli.main import check_keys, first_line, recipes
+from rookworld_rlvr.cli.main import first_line, main, recipes
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.extras.sweep import trials as sweeps
 from rookworld_rlvr.extras.sweep.trials import SweepArguments, ranking, read_score, run_trial
@@ -125,9 +124,14 @@ def test_all_faults_at_once_before_the_first_trial(tmp_path: Path) -> None:
         assert said in agent("--config", str(path), code=2).stderr
 
 
-def test_a_key_of_grpo_is_said_to_go_under_parameters() -> None:
-    with pytest.raises(ConfigurationError, match=re.escape("{max_steps: {value: ...}}")):
-        check_keys(RECIPES / "sweep.py", {"max_steps": ("2",)})
+def test_a_key_of_grpo_is_said_to_go_under_parameters(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["rookworld", "sweep", "--max_steps", "2"])
+    monkeypatch.delattr(os, "execv")  # it would replace this process
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2 and not out
+    assert "under parameters: --parameters '{max_steps: {value: ...}}'" in err
 
 
 @pytest.mark.parametrize(
