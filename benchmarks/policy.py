@@ -88,10 +88,37 @@ LABELLED = {
     "learning_rate": 1e-3,
     "warmup_steps": 20,
 }
-RECIPES = ("grpo_policy_nano", "grpo_games")
-# How long each method goes on: optimiser steps, and of `dpo` prompts. The recipe takes its own. They
-# were chosen on grpo_policy_nano, so that all take about as long; on grpo_games they were not timed.
-LENGTHS = {"soft": 800, "forgetful": 800, "grpo": 1800, "sft": 3400, "control": 2500, "dpo": 8000}
+# Optimiser steps, and of `dpo` prompts, so that all methods take about as long. Where none is given the
+# recipe takes its own.
+LENGTHS = {
+    "grpo_policy_nano": {
+        "soft": 800,
+        "forgetful": 800,
+        "grpo": 1800,
+        "sft": 3400,
+        "control": 2500,
+        "dpo": 8000,
+    },
+    "grpo_games": {
+        "recipe": 60,
+        "trained": 60,
+        "forgetful": 30,
+        "soft": 30,
+        "grpo": 30,
+        "sft": 200,
+        "control": 300,
+        "dpo": 800,
+    },
+}
+# A step of the model for whole games takes seconds, so there are few, and their batches are smaller.
+FEW_STEPS = {
+    "grpo_games": {
+        "per_device_train_batch_size": 32,
+        "warmup_steps": 5,
+        "eval_steps": 30,
+        "save_steps": 30,
+    }
+}
 
 
 @dataclass(frozen=True)
@@ -136,7 +163,8 @@ def run(command: str, recipe: str, output: Path, options: Mapping[str, Any]) -> 
 def grpo(options: Mapping[str, Any], one: Try) -> None:
     length = {} if one.length is None else {"max_steps": one.length}
     given = {"model_name_or_path": one.start, "seed": one.seed}
-    run("grpo", one.recipe, one.output, {**options, **length, **given})
+    few = FEW_STEPS.get(one.recipe, {})
+    run("grpo", one.recipe, one.output, {**options, **few, **length, **given})
 
 
 def sft(one: Try) -> None:
@@ -323,7 +351,7 @@ def cell(column: str, values: Sequence[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--recipe", default="grpo_policy_nano", choices=RECIPES)
+    parser.add_argument("--recipe", default="grpo_policy_nano", choices=LENGTHS)
     parser.add_argument("--start", default="runs/grpo_nano")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -338,7 +366,7 @@ def main() -> None:
             output = args.output_dir / f"{method}_{seed}"
             kept = output / "measured.json"
             if not kept.is_file():
-                length = LENGTHS.get(method)
+                length = LENGTHS[args.recipe].get(method)
                 before = processor_seconds(), time.process_time()
                 METHODS[method](Try(args.recipe, args.start, seed, output, length))
                 spent = processor_seconds() - before[0] + time.process_time() - before[1]

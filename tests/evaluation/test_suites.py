@@ -86,7 +86,7 @@ def test_the_oracle_is_always_right(kind: Any) -> None:
     wrong = ("invalid", "sampled_invalid", "centipawn_loss", "win_probability_loss")
     for name, found in suite.run(Oracle()).metrics().items():
         best = 0 if name.startswith((*wrong, "evaluation_mae")) else 1
-        if name.startswith("expected_score"):  # of the best moves
+        if name.startswith(("expected_score", "candidates")):  # of the best moves
             assert 0.4 < found.value < 0.7
             continue
         assert found.value == pytest.approx(best, abs=1e-9), name
@@ -94,7 +94,8 @@ def test_the_oracle_is_always_right(kind: Any) -> None:
 
 # Six moves are legal; in centipawns from the side to move.
 VALUES = {"a1a2": 100, "b1b2": 40, "c1c2": 0, "d1d2": -60, "e1e2": -300, "f1f2": -5000}
-NONE = dict.fromkeys("invalid legal expected_score best_move top_five top_5_overlap".split(), 0.0)
+ALL = "invalid legal expected_score best_move top_five top_5_overlap candidates_mean"
+NONE = dict.fromkeys([*ALL.split(), "candidates_best"], 0.0)
 
 
 def lichess(cp: float) -> float:
@@ -119,13 +120,29 @@ def test_policy_metrics_by_hand() -> None:
                 "top_5_overlap": 4 / 5,
                 "centipawn_loss": 160,
                 "evaluation_mae": (0.5 + 0.2 + 1.0 + 1.0) / 4,
+                "candidates_mean": sum(map(lichess, (100, 0, -60, -300))) / 5,
+                "candidates_best": lichess(100),
             },
         ),
         (
             "M: f1f2 E: -50.0 B: f1f2",  # it loses 5100, held at 1000
-            {**of_move(-5000), "centipawn_loss": 1000, "evaluation_mae": 0},
+            {
+                **of_move(-5000),
+                "centipawn_loss": 1000,
+                "evaluation_mae": 0,
+                "candidates_mean": lichess(-5000),
+                "candidates_best": lichess(-5000),
+            },
         ),
-        ("M: a1a2 E: -0.1 B: h1h2", {"top_5_overlap": 1 / 5, "evaluation_mae": 1.1}),
+        (
+            "M: a1a2 E: -0.1 B: h1h2",
+            {
+                "top_5_overlap": 1 / 5,
+                "evaluation_mae": 1.1,
+                "candidates_mean": lichess(100),
+                "candidates_best": lichess(100),
+            },
+        ),
         ("M: a1a2 B: a1a2", {"invalid": 1}),
     ):
         found = PolicySuite.judge(VALUES, completion)

@@ -77,10 +77,14 @@ class PolicySuite(PromptSuite[Values], packaged="policy"):
             "best_move": score["best_move_hit"],
             "top_5_overlap": score["candidates"],
             **{name: score[name] for name in ("expected_score", "legal", "top_five")},
+            "candidates_mean": 0.0,
+            "candidates_best": 0.0,
         }
         if not score["format"]:
             return values
         answer = policy.parse_policy_answer(completion)
+        kept = [win_probability(item[move]) if move in item else 0.0 for move in answer.moves]
+        values["candidates_mean"], values["candidates_best"] = sum(kept) / len(kept), max(kept)
         if (cp := item.get(answer.best_move)) is not None:
             best = max(item.values())
             values["centipawn_loss"] = min(MOST_CP, best - cp)
