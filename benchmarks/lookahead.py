@@ -5,7 +5,8 @@
 `plain` plays `B`. `evaluation` plays the best of the model's own `E`. `rules` looks a move ahead: it
 asks for the opponent's best evaluation in the position after each candidate of `M`. `own` does the same,
 but in the position that the model's own `A:` answer gives, right or wrong. All meet each other from each
-opening, with both colours, and are rated together; `plain` has 0.
+opening, with both colours, and are rated together. The table says how far each is above `plain`, and
+above `evaluation`: these two differ from it in the look ahead alone.
 """
 
 from __future__ import annotations
@@ -141,14 +142,20 @@ def main() -> None:
     args = parser.parse_args()
     model = open_model(args.model, ModelArguments())
     results = compare(model, args.openings, args.seed)
-    for name, result in results.items():
-        print(f"{name:12} {result['elo']:6.0f} [{result['low']:.0f}, {result['high']:.0f}]")
+    for name, above in results.items():
+        cells = "".join(f"{over:>12} {cell(result)}" for over, result in above.items())
+        print(f"{name:12}{cells}")
     if args.output:
         args.output.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def compare(model: Answerer, openings: int, seed: int) -> dict[str, dict[str, float]]:
-    """Each player's Elo above `plain`, with its 95% interval."""
+def cell(result: Mapping[str, float]) -> str:
+    """A difference in Elo with its interval."""
+    return f"{result['elo']:+5.0f} [{result['low']:+.0f}, {result['high']:+.0f}]"
+
+
+def compare(model: Answerer, openings: int, seed: int) -> dict[str, dict[str, dict[str, float]]]:
+    """Each player's Elo above `plain` and above `evaluation`, with its 95% interval."""
     players = [kind(name, model) for name, kind in PLAYERS.items()]
     boards = elo.pool_openings(openings, seed)
     meetings = elo.pairings(len(players), 0)
@@ -159,10 +166,12 @@ def compare(model: Answerer, openings: int, seed: int) -> dict[str, dict[str, fl
     with judge or nullcontext():
         played = elo.play(players, meetings, boards, judge)
     ratings = Ratings(elo.points(played, len(players), len(boards), strict=False))
-    found = {}
-    for seat, name in enumerate(PLAYERS):
-        change = ratings.difference(0, seat)
-        found[name] = {"elo": change.difference, "low": change.low, "high": change.high}
+    seats = {name: seat for seat, name in enumerate(PLAYERS)}
+    found: dict[str, dict[str, dict[str, float]]] = {name: {} for name in PLAYERS}
+    for name, seat in seats.items():
+        for over in ("plain", "evaluation"):
+            change = ratings.difference(seats[over], seat)
+            found[name][over] = {"elo": change.difference, "low": change.low, "high": change.high}
     return found
 
 

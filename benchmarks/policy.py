@@ -102,9 +102,9 @@ LENGTHS = {
     "grpo_games": {
         "recipe": 60,
         "trained": 60,
-        "forgetful": 30,
-        "soft": 30,
-        "grpo": 30,
+        "forgetful": 100,
+        "soft": 100,
+        "grpo": 120,
         "sft": 200,
         "control": 300,
         "dpo": 800,

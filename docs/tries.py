@@ -356,6 +356,19 @@ TABLES: Mapping[str, TryTable] = {
             "supervised, 64 rows a step": "openings-supervised-0",
         },
     ),
+    "tries_games": TryTable(
+        "method",
+        {**_MOVES, "Elo": "elo"},
+        {
+            "the start": "games-m3-1202",
+            "all legal moves (`benchmarks/grpo_games.yaml`)": "games-m3-arena-recipe",
+            "GRPO from samples": "games-m3-arena-grpo",
+            "soft targets alone": "games-m3-arena-soft",
+            "supervised": "games-m3-arena-sft",
+            "DPO": "games-m3-arena-dpo",
+            "control: the move alone": "games-m3-arena-control",
+        },
+    ),
     "tries_fill_in": TryTable(
         "method",
         {
