@@ -6,7 +6,7 @@
 asks for the opponent's best evaluation in the position after each candidate of `M`. `own` does the same,
 but in the position that the model's own `A:` answer gives, right or wrong. All meet each other from each
 opening, with both colours, and are rated together. The table says how far each is above `plain`, and
-above `evaluation`: these two differ from it in the look ahead alone.
+above `evaluation`, from which `rules` and `own` differ in looking ahead alone.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def main() -> None:
 
 def cell(result: Mapping[str, float]) -> str:
     """A difference in Elo with its interval."""
-    return f"{result['elo']:+5.0f} [{result['low']:+.0f}, {result['high']:+.0f}]"
+    return "{elo:+5.0f} [{low:+.0f}, {high:+.0f}]".format(**result)
 
 
 def compare(model: Answerer, openings: int, seed: int) -> dict[str, dict[str, dict[str, float]]]:
@@ -166,13 +166,13 @@ def compare(model: Answerer, openings: int, seed: int) -> dict[str, dict[str, di
     with judge or nullcontext():
         played = elo.play(players, meetings, boards, judge)
     ratings = Ratings(elo.points(played, len(players), len(boards), strict=False))
-    seats = {name: seat for seat, name in enumerate(PLAYERS)}
-    found: dict[str, dict[str, dict[str, float]]] = {name: {} for name in PLAYERS}
-    for name, seat in seats.items():
-        for over in ("plain", "evaluation"):
-            change = ratings.difference(seats[over], seat)
-            found[name][over] = {"elo": change.difference, "low": change.low, "high": change.high}
-    return found
+    names = list(PLAYERS)
+
+    def above(over: str, name: str) -> dict[str, float]:
+        change = ratings.difference(names.index(over), names.index(name))
+        return {"elo": change.difference, "low": change.low, "high": change.high}
+
+    return {name: {over: above(over, name) for over in ("plain", "evaluation")} for name in names}
 
 
 if __name__ == "__main__":

@@ -160,7 +160,17 @@ def _best_move_hit(judged: _Judged) -> float:
 
 
 def _expected_score(judged: _Judged) -> float:
-    return 0.0 if judged.cp is None else win_probability(judged.cp)
+    return _kept(judged.cp)
+
+
+def _kept(cp: int | None) -> float:
+    """The win probability that a move keeps; none if it is illegal."""
+    return 0.0 if cp is None else win_probability(cp)
+
+
+def kept_by_candidates(answer: PolicyAnswer, values: Values) -> list[float]:
+    """The win probability that each move of `M` keeps, 0 for an illegal one."""
+    return [_kept(values.get(move)) for move in answer.moves]
 
 
 def _top_five(judged: _Judged) -> float:

@@ -94,8 +94,8 @@ def test_the_oracle_is_always_right(kind: Any) -> None:
 
 # Six moves are legal; in centipawns from the side to move.
 VALUES = {"a1a2": 100, "b1b2": 40, "c1c2": 0, "d1d2": -60, "e1e2": -300, "f1f2": -5000}
-ALL = "invalid legal expected_score best_move top_five top_5_overlap candidates_mean"
-NONE = dict.fromkeys([*ALL.split(), "candidates_best"], 0.0)
+OF_B = "invalid legal expected_score best_move top_five top_5_overlap".split()
+NONE = dict.fromkeys([*OF_B, "candidates_mean", "candidates_best"], 0.0)
 
 
 def lichess(cp: float) -> float:

@@ -83,7 +83,7 @@ class PolicySuite(PromptSuite[Values], packaged="policy"):
         if not score["format"]:
             return values
         answer = policy.parse_policy_answer(completion)
-        kept = [win_probability(item[move]) if move in item else 0.0 for move in answer.moves]
+        kept = policy.kept_by_candidates(answer, item)
         values["candidates_mean"], values["candidates_best"] = sum(kept) / len(kept), max(kept)
         if (cp := item.get(answer.best_move)) is not None:
             best = max(item.values())
