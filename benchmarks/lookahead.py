@@ -5,7 +5,8 @@
 `plain` plays `B`. `evaluation` plays the best of the model's own `E`. `rules` looks a move ahead: it
 asks for the opponent's best evaluation in the position after each candidate of `M`. `own` does the same,
 but in the position that the model's own `A:` answer gives, right or wrong. All meet each other from each
-opening, with both colours, and are rated together. The table says how far each is above `plain`, and
+opening, with both colours, and are rated together. For all, a move that brings back a position of the
+game is worth a draw. The table says how far each is above `plain`, and
 above `evaluation`, from which `rules` and `own` differ in looking ahead alone.
 """
 
@@ -22,13 +23,14 @@ import chess
 
 from rookworld_rlvr.common.errors import EngineError
 from rookworld_rlvr.engine import EngineArguments
+from rookworld_rlvr.evaluation.engines import FullEngine
 from rookworld_rlvr.evaluation.models import ModelArguments, open_model
-from rookworld_rlvr.evaluation.players import FullEngine, ModelPlayer, Turn
+from rookworld_rlvr.evaluation.players import ModelPlayer, Turn
 from rookworld_rlvr.evaluation.ratings import Ratings
 from rookworld_rlvr.evaluation.suite import Answerer
 from rookworld_rlvr.evaluation.suites import elo
 from rookworld_rlvr.evaluation.suites.whole_games import legal_candidates
-from rookworld_rlvr.inference.model import Choice, reply_of
+from rookworld_rlvr.inference.model import Choice, repeats, reply_of
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.environment import parse_environment_answer, write_environment_prompt
 from rookworld_rlvr.tasks.policy import parse_policy_answer, write_policy_prompt
@@ -46,7 +48,10 @@ class ByEvaluation(ModelPlayer):
         answers = self.model.answers([write_policy_prompt(board.fen()) for board in boards])
         records = [reply_of(answer, parse_policy_answer).record for answer in answers]
         candidates = [legal_candidates(*pair) for pair in zip(boards, records, strict=True)]
-        values = self.values(boards, candidates)
+        values = [
+            {move: 0.0 if repeats(board, move) else pawns for move, pawns in found.items()}
+            for board, found in zip(boards, self.values(boards, candidates), strict=True)
+        ]
         best = [max(found, key=found.__getitem__) if found else None for found in values]
         rest = iter(super().choices([t for t, move in zip(turns, best, strict=True) if not move]))
         return [next(rest) if move is None else Choice(move) for move in best]

@@ -11,17 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import chess
-import chess.engine
 
-from ..engine import EngineArguments
-from ..engine.pool import TIMEOUT_S, find_fairy_stockfish
 from ..inference.model import Choice, choose, reply_of
 from ..tasks.policy import parse_policy_answer, write_policy_prompt
+from .engines import SkilledEngine
 from .suite import Answerer
-from .suites.matches import SkilledEngine
 
 PIECE_VALUES: Mapping[int, int] = MappingProxyType(
     {chess.PAWN: 1, chess.KNIGHT: 3, chess.BISHOP: 3, chess.ROOK: 5, chess.QUEEN: 9}
@@ -122,53 +118,6 @@ class Diluted(Player):
         asked = [turn.board for turn, move in zip(turns, moves, strict=True) if move is None]
         answers = iter(self._engine.moves(asked) if asked else ())
         return [Choice(next(answers) if move is None else move) for move in moves]
-
-
-class FullEngine(SkilledEngine):
-    """A UCI engine at its full strength for some plies of search; a context manager.
-
-    It forgets each position before the next, so that an answer depends on the position alone.
-    """
-
-    options: Mapping[str, Any] = MappingProxyType({})
-    depth = 6
-    needed = "a UCI engine"
-    verdict_depth = 10
-
-    def verdicts(self, boards: Sequence[chess.Board]) -> list[int]:
-        """What each position is worth to White, in centipawns; the same on every process.
-
-        Raises:
-            EngineError: The engine died, or hangs.
-        """
-        return self._asked(lambda: [self._verdict(board) for board in boards])
-
-    def _verdict(self, board: chess.Board) -> int:
-        assert self._engine is not None  # this is the main process
-        limit = chess.engine.Limit(depth=self.verdict_depth, time=TIMEOUT_S)
-        found = self._engine.analyse(board, limit, game=object())["score"]
-        return found.white().score(mate_score=100_000)
-
-
-class FairyEngine(SkilledEngine):
-    """Fairy-Stockfish at a rating of its own scale, ``UCI_Elo``; a context manager.
-
-    As Stockfish at a skill level, it chooses by chance among its best moves, with the time as its seed;
-    at these ratings among those of depth 1 or 2, so it searches no deeper.
-
-    Args:
-        elo: From 500; from 1350 in Debian's version 11.1.
-    """
-
-    depth = 2
-
-    def __init__(self, elo: int) -> None:
-        self.needed = f"a Fairy-Stockfish whose UCI_Elo may be {elo}"
-        self.options = {"UCI_LimitStrength": True, "UCI_Elo": elo}
-        super().__init__(EngineArguments())
-
-    def _find(self) -> str:
-        return find_fairy_stockfish()
 
 
 class EnginePlayer(Player):

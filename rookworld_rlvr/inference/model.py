@@ -223,12 +223,19 @@ class Choice:
     Args:
         move: A legal move.
         pawns: What the model says that it is worth, from the side to move; None if it does not say.
-        fault: Why it is not the model's best move, a sentence; empty if it is.
+        fault: Why the model's best move cannot be played, a sentence; empty if it can.
+        note: Why another move is played though that one is legal, a sentence; empty if it is played.
     """
 
     move: chess.Move
     pawns: float | None = None
     fault: str = ""
+    note: str = ""
+
+    @property
+    def comment(self) -> str:
+        """Why it is not the model's best move; empty if it is."""
+        return self.fault or self.note
 
 
 def no_answer(board: chess.Board, why: str) -> Choice:
@@ -244,25 +251,70 @@ def choose(
 ) -> Choice:
     """The model's best move; else its best legal candidate; else, as it names none, another move.
 
+    A prompt has the position alone, so a model cannot know that it goes round in circles. Here, a move
+    that brings back a position of the game is worth a draw: a candidate that the model says to be better
+    than a draw is played in its place.
+
     Args:
-        board: The position; it has a legal move.
+        board: The position, with the moves before it if they are known; it has a legal move.
         reply: What the model said of it.
         otherwise: Gives that other move, from the position and why it is needed.
     """
     if reply.record is None:
         return otherwise(board, f"the model's answer cannot be read ({reply.fault})")
+    candidates = _candidates(board, reply.record)
     best = rules.legal_move(board, reply.record.best_move)
     if best is not None:
-        for name, pawns in zip(reply.record.moves, reply.record.evaluations, strict=False):
-            # An illegal move takes time to read, and one from another square is another move.
-            if name[:2] == best.uci()[:2] and rules.legal_move(board, name) == best:
-                return Choice(best, pawns)
-        return Choice(best)
-    candidates = _candidates(board, reply.record)
+        return _unless_repeated(board, best, candidates)
     fault = f"the model's best move {reply.record.best_move} is illegal"
     if not candidates:
         return otherwise(board, f"{fault}, and none of its candidates can be played")
-    return _best_of(candidates, fault)
+    return _best_of(_with_draws(board, candidates), fault)
+
+
+def _unless_repeated(
+    board: chess.Board, best: chess.Move, candidates: Mapping[chess.Move, float | None]
+) -> Choice:
+    """The best move; or, if it repeats a position, the best candidate that is better than a draw."""
+    played = Choice(best, candidates.get(best))
+    if not repeats(board, best):
+        return played
+    better = {
+        move: pawns
+        for move, pawns in _with_draws(board, candidates).items()
+        if pawns is not None and pawns > 0
+    }
+    if not better:
+        return played
+    move = max(better, key=better.__getitem__)
+    note = f"the model's best move {best.uci()} repeats a position; {move.uci()} is played"
+    return Choice(move, better[move], note=note)
+
+
+def _with_draws(
+    board: chess.Board, candidates: Mapping[chess.Move, float | None]
+) -> dict[chess.Move, float | None]:
+    """Candidates, those that repeat a position with the value of a draw."""
+    return {move: 0.0 if repeats(board, move) else pawns for move, pawns in candidates.items()}
+
+
+def repeats(board: chess.Board, move: chess.Move) -> bool:
+    """Whether a legal move brings back a position of the game.
+
+    >>> board = chess.Board()
+    >>> for move in ("g1f3", "g8f6", "f3g1"):
+    ...     board.push_uci(move)
+    >>> repeats(board, chess.Move.from_uci("f6g8")), repeats(board, chess.Move.from_uci("e7e5"))
+    (True, False)
+    """
+    if board.halfmove_clock < _SHORTEST_CIRCLE - 1 or board.is_zeroing(move):
+        return False
+    after = board.copy(stack=board.halfmove_clock)
+    after.push(move)
+    return after.is_repetition(2)
+
+
+_SHORTEST_CIRCLE = 4  # half-moves: each side goes and comes back
 
 
 def choose_so_far(board: chess.Board, text: str) -> Choice:

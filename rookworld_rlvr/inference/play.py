@@ -53,7 +53,7 @@ class TerminalGame:
         self.human = human
         self.name = name
         self.result = "*"
-        self.faults: dict[int, str] = {}  # ply after it → what was wrong with the model's move
+        self.comments: dict[int, str] = {}  # ply after it → why it is not the model's best move
         self._analyse = analyse
         self._say = say
 
@@ -100,9 +100,9 @@ class TerminalGame:
 
     def _answer(self) -> None:
         choice = choose(self.board, self._analyse(self.board.fen()))
-        if choice.fault:
-            self.faults[self.board.ply() + 1] = choice.fault
-            self._say(f"  ({choice.fault})")
+        if choice.comment:
+            self.comments[self.board.ply() + 1] = choice.comment
+            self._say(f"  ({choice.comment})")
         self._say(f"{self.name}: {self._number()}{self.board.san(choice.move)}")
         self.board.push(choice.move)
         self._show()
@@ -111,10 +111,10 @@ class TerminalGame:
         return f"{self.board.fullmove_number}{'. ' if self.board.turn else '... '}"
 
     def pgn(self) -> chess.pgn.Game:
-        """The game so far, with a comment where the model's move had to be replaced."""
+        """The game so far, with a comment where the model's best move was not played."""
         players = ("Human", self.name) if self.human else (self.name, "Human")
         headers = {"Date": date.today().strftime("%Y.%m.%d"), "Result": self.result}
-        return record_of(self.board, *players, self.faults, Event="rookworld play", **headers)
+        return record_of(self.board, *players, self.comments, Event="rookworld play", **headers)
 
 
 # --------------------------------------------------------------------------------------------------

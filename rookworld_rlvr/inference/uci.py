@@ -384,8 +384,8 @@ class Engine:
         if choice.pawns is not None:  # the model's numbers have no bounds, those of a mate have
             score = f" score cp {max(1 - MATE_CP, min(MATE_CP - 1, round(100 * choice.pawns)))}"
         line = f"info depth 1{score} nodes 1 time {took} pv {move}"
-        fault = [f"info string {choice.fault}"] if choice.fault else []
-        return [line, *fault, f"bestmove {move}"]
+        comment = [f"info string {choice.comment}"] if choice.comment else []
+        return [line, *comment, f"bestmove {move}"]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -72,6 +72,21 @@ def test_only_the_fourth_believes_the_models_own_boards() -> None:
     assert (moves["rules"], moves["own"]) == ("e2e4", "d2d4")
 
 
+def test_a_repeated_position_is_worth_a_draw_for_all() -> None:
+    board = chess.Board()
+    for move in ("g1f3", "g8f6", "f3g1"):
+        board.push_uci(move)
+    said = PolicyAnswer(("f6g8", "e7e5"), (2.0, 0.5), "f6g8")
+    replies = {}
+    for move, lost in (("f6g8", -2.0), ("e7e5", -0.5)):
+        (after_it := board.copy()).push_uci(move)
+        replies[after_it.fen()] = PolicyAnswer(("d2d4",), (lost,), "d2d4")
+    moves = moves_of(Told({board.fen(): said, **replies}), board)
+    assert set(moves.values()) == {"e7e5"}
+    alone = chess.Board(board.fen())  # without the moves before
+    assert set(moves_of(Told({board.fen(): said, **replies}), alone).values()) == {"f6g8"}
+
+
 def test_a_mate_is_worth_most_and_a_draw_nothing() -> None:
     board = chess.Board("7k/5Q2/6K1/8/8/8/8/8 w - - 0 1")
     said = PolicyAnswer(("f7f8", "f7e8", "g6h6"), (1.0, 2.0, 3.0), "g6h6")

@@ -176,6 +176,34 @@ def test_the_best_move_or_what_replaces_it() -> None:
         assert fault in choice.fault and bool(fault) == bool(choice.fault)
 
 
+def test_a_move_that_repeats_a_position_is_worth_a_draw() -> None:
+    """By hand: after Nf3 Nf6 Ng1, Ng8 brings back the first position, and Rg8 does not."""
+    board = chess.Board()
+    for move in ("g1f3", "g8f6", "f3g1"):
+        board.push_uci(move)
+    for text, played, pawns in (
+        ("M: f6g8 h8g8 e7e5 E: 0.5 0.1 0.2 B: f6g8", "e7e5", 0.2),
+        ("M: f6g8 h8g8 E: -0.5 0.1 B: f6g8", "h8g8", 0.1),
+        ("M: f6g8 h8g8 E: 0.5 0.0 B: f6g8", "f6g8", 0.5),
+        ("M: f6g8 h8g8 E: 0.5 -0.1 B: f6g8", "f6g8", 0.5),
+        ("M: f6g8 e7e4 E: 0.5 0.9 B: f6g8", "f6g8", 0.5),
+        ("M: f6g8 E: 0.5 B: f6g8", "f6g8", 0.5),
+        ("M: h8g8 f6g8 E: 0.5 0.9 B: h8g8", "h8g8", 0.5),
+    ):
+        choice = choose(board, reply(text))
+        assert (choice.move.uci(), choice.pawns, choice.fault) == (played, pawns, ""), text
+        note = "" if played == text.split()[-1] else "f6g8 repeats a position; " + played
+        assert note in choice.comment and bool(note) == bool(choice.note)
+    assert len(board.move_stack) == 3
+
+    illegal = choose(board, reply("M: f6g8 h8g8 E: 0.5 0.2 B: e7e4"))
+    assert illegal.move.uci() == "h8g8", "what replaces an illegal move does not repeat either"
+    alone = chess.Board(board.fen())
+    assert choose(alone, reply("M: f6g8 e7e5 E: 0.5 0.2 B: f6g8")).move.uci() == "f6g8", (
+        "no history"
+    )
+
+
 def test_castling_is_read_in_both_forms_and_written_in_one() -> None:
     for text in ("M: e1h1 E: 0.5 B: e1h1", "M: e1g1 E: 0.5 B: e1h1"):
         choice = choose(chess.Board("4k3/8/8/8/8/8/8/4K2R w K - 0 1"), reply(text))

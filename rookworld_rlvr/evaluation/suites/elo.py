@@ -20,11 +20,10 @@ from ...common.errors import EngineError, RookWorldError
 from ...common.progress import Progress
 from ...common.stats import Paired
 from ...engine import EngineArguments
+from ..engines import FairyEngine, FullEngine
 from ..players import (
     Diluted,
     EnginePlayer,
-    FairyEngine,
-    FullEngine,
     ModelPlayer,
     Negamax,
     Player,
@@ -38,11 +37,7 @@ from ..registry import LADDER, RANDOM_MOVER
 from ..results import SuiteResult
 from ..suite import Answerer, Judged, SuiteUnavailableError
 from . import games
-from .games import Game, MoveReply, PlayedSuite
-
-ADJUDICATED_CP = 300
-"""A game that is cut off is won from this many centipawns on, by the engine; otherwise it is drawn."""
-
+from .games import Game, MoveReply, PlayedSuite, adjudication, score_games
 
 LOST_PAWNS = 3
 """An opening in which a side wins this much within three plies is not played."""
@@ -59,14 +54,12 @@ class PoolGame(Game):
         seats: The numbers of the players of Black and of White.
         opening: The number of the opening.
         faulty: Whose illegal or unreadable move came first; None if there was none.
-        points: What White scored, once it is over.
         moves: All moves since the start of the game, once it is over.
     """
 
     seats: tuple[int, int] = (0, 0)
     opening: int = 0
     faulty: chess.Color | None = None
-    points: float = 0.5
     moves: tuple[chess.Move, ...] = ()
 
     @property
@@ -147,7 +140,7 @@ def play(
                 for seats in ((first, second), (second, first))
             ]
             _play_out(players, started, progress)
-            _score(started, engine)
+            score_games(started, engine)
             for game in started:
                 game.close()
             played += started
@@ -165,21 +158,8 @@ def _play_out(players: Sequence[Player], started: Sequence[PoolGame], progress: 
                 if choice.fault:
                     game.errors.append(str(seat))
                     game.faulty = game.board.turn if game.faulty is None else game.faulty
-                game.take(MoveReply(True, choice.move, choice.fault))
+                game.take(MoveReply(True, choice.move, choice.comment))
                 progress.update(1 if game.ending else 0)
-
-
-def _score(played: Sequence[PoolGame], engine: FullEngine | None) -> None:
-    """Note what White scored in games that have ended."""
-    cut_off = [game for game in played if game.ending == "capped"]
-    boards = [game.board for game in cut_off]
-    values = engine.verdicts(boards) if engine and boards else [0] * len(boards)
-    for game, value in zip(cut_off, values, strict=True):
-        game.points = 0.5 if abs(value) < ADJUDICATED_CP else float(value > 0)
-    for game in (game for game in played if game.ending != "capped"):
-        outcome = game.board.outcome()
-        winner = outcome.winner if outcome else None
-        game.points = 0.5 if winner is None else float(winner)
 
 
 def points(played: Sequence[PoolGame], players: int, openings: int, strict: bool) -> np.ndarray:
@@ -378,10 +358,6 @@ class EloSuite(PlayedSuite[PoolGame], packaged="elo"):
             board.push(move)
         return board
 
-    def verdict(self, game: PoolGame) -> str:
-        """See `PlayedSuite`."""
-        return {0.0: "0-1", 1.0: "1-0"}.get(game.points, "1/2-1/2")
-
 
 def judge(game: PoolGame, side: chess.Color, seat: str) -> dict[str, float]:
     """The suite's metrics for a game that is over, as one of its players sees it.
@@ -424,13 +400,7 @@ def _rating(ratings: Ratings, seat: int) -> dict[str, Any]:
 
 def _how(ladder: Ladder) -> dict[str, Any]:
     """What the notes say of a pool."""
-    rule = "no engine: games that are cut off are drawn"
-    if engine := ladder.engine:
-        rule = (
-            f"{engine.name}, depth {engine.verdict_depth}: a game that is cut off is won from "
-            f"{ADJUDICATED_CP} centipawns on"
-        )
-    found: dict[str, Any] = {"adjudication": rule}
+    found: dict[str, Any] = {"adjudication": adjudication(ladder.engine)}
     if any(isinstance(player, Diluted) for player in ladder.players) and ladder.engine:
         found["engine"] = f"{ladder.engine.name}, depth {ladder.engine.depth}"
     if ladder.left_out:

@@ -17,10 +17,14 @@ from ...inference.model import record_of, reply_of
 from ...tasks import rules
 from ...tasks.environment import score_environment, write_environment_prompt
 from ...tasks.policy import parse_policy_answer, write_policy_prompt
+from ..engines import FullEngine
 from ..suite import Answerer, Judged, Suite
 
 OPENING_PLIES = 4
 MOST_PLIES = 200  # half-moves after which a game is cut off
+
+ADJUDICATED_CP = 300
+"""A game that is cut off is won from this many centipawns on, by the engine; otherwise it is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,7 @@ class Game:
             by an illegal or unreadable move; because it was cut off; or stopped at an error.
         errors: What a suite notes of the model's answers.
         comments: For the PGN, by the ply of the move that they follow.
+        points: What White scored, once the game is over and scored, see `score_games`.
     """
 
     name: str
@@ -59,6 +64,7 @@ class Game:
     ending: Literal["rules", "illegal", "unreadable", "capped", "stopped"] | None = None
     errors: list[str] = field(default_factory=list)
     comments: dict[int, str] = field(default_factory=dict)
+    points: float = 0.5
 
     def take(self, reply: MoveReply) -> None:
         """Play the move of the side to move, or end the game if the reply has none."""
@@ -79,6 +85,37 @@ class Game:
 
 
 Played = TypeVar("Played", bound=Game)
+
+RESULTS = {0.0: "0-1", 0.5: "1/2-1/2", 1.0: "1-0"}
+"""What White scored, and how a PGN says it."""
+
+
+def score_games(games: Sequence[Game], engine: FullEngine | None) -> None:
+    """Note what White scored in games that are over.
+
+    Args:
+        games: Any number.
+        engine: Judges those that are cut off, see `ADJUDICATED_CP`; without one they are drawn.
+    """
+    cut_off = [game for game in games if game.ending == "capped"]
+    boards = [game.board for game in cut_off]
+    values = engine.verdicts(boards) if engine and boards else [0] * len(boards)
+    for game, value in zip(cut_off, values, strict=True):
+        game.points = 0.5 if abs(value) < ADJUDICATED_CP else float(value > 0)
+    for game in (game for game in games if game.ending != "capped"):
+        outcome = game.board.outcome()
+        winner = outcome.winner if outcome else None
+        game.points = 0.5 if winner is None else float(winner)
+
+
+def adjudication(engine: FullEngine | None) -> str:
+    """What the notes of a suite say of games that are cut off."""
+    if engine is None:
+        return "no engine: games that are cut off are drawn"
+    return (
+        f"{engine.name}, depth {engine.verdict_depth}: a game that is cut off is won from "
+        f"{ADJUDICATED_CP} centipawns on"
+    )
 
 
 def openings(count: int, seed: int, held_out: bool = True) -> list[chess.Board]:
@@ -119,7 +156,7 @@ class PlayedSuite(Suite[chess.Board], Generic[Played]):
             if game.ending in ("illegal", "unreadable"):
                 record.headers["Termination"] = "rules infraction"
             elif game.ending == "capped":
-                record.headers.update(Result=self.verdict(game), Termination="adjudication")
+                record.headers.update(Result=RESULTS[game.points], Termination="adjudication")
                 last = record.end()
                 last.comment = f"{last.comment} cut off after {MOST_PLIES} half-moves".strip()
             texts.append(f"{record}\n")
@@ -128,10 +165,6 @@ class PlayedSuite(Suite[chess.Board], Generic[Played]):
     def final_board(self, game: Played) -> chess.Board:
         """A game's last position, with its moves."""
         return game.board
-
-    def verdict(self, game: Played) -> str:
-        """The result of a game that was cut off, by default a draw."""
-        return "1/2-1/2"
 
     @abstractmethod
     def players(self, model: str, game: Played) -> tuple[str, str]:
@@ -170,8 +203,12 @@ class GameSuite(PlayedSuite[Game]):
                         game.ending = game.ending or "stopped"
                 progress.update(1)
         self.played = games
+        self.score(games)
         for game in games:
             yield game.name, self.judge(game), ()
+
+    def score(self, games: Sequence[Game]) -> None:
+        """Note who won, once all games are over; by default nobody does."""
 
     def players(self, model: str, game: Game) -> tuple[str, str]:
         """See `PlayedSuite`."""

@@ -5,30 +5,23 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from subprocess import DEVNULL
-from types import MappingProxyType
-from typing import Any, Self, TypeVar
 
 import chess
-import chess.engine
-from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
 
 from ...common.errors import EngineError
 from ...common.stats import Estimate, wilson
 from ...engine import EngineArguments
-from ...engine.pool import HASH_MB, TIMEOUT_S, find_engine
 from ...inference.model import Choice, choose, reply_of
 from ...models.decoding import Decoding
 from ...tasks.policy import parse_policy_answer, write_policy_prompt
+from ..engines import FullEngine, SkilledEngine
 from ..models import ModelArguments, open_model
 from ..results import SuiteResult
 from ..suite import Answerer, SuiteUnavailableError
-from .games import Game, GameSuite, MoveReply
-
-T = TypeVar("T")
+from .games import Game, GameSuite, MoveReply, adjudication, score_games
 
 
 class MatchSuite(GameSuite):
@@ -36,13 +29,31 @@ class MatchSuite(GameSuite):
 
     The model plays as in a chess program: `inference.model.choose` replaces an illegal or unreadable
     move, as `rookworld uci` does. `strict_score` says what the same games come to if such a move loses.
-    A game is a draw if it is cut off, or if python-chess ends it without a mate.
+    A game that is cut off is judged by Stockfish, if it is there; one that python-chess ends without a
+    mate is a draw.
+
+    Args:
+        suite_games: How many.
+        suite_seed: Decides openings.
+        engine_args: Which engine judges.
 
     Attributes:
         opponent: Its name.
     """
 
     opponent: str
+
+    def __init__(self, suite_games: int, suite_seed: int, engine_args: EngineArguments) -> None:
+        super().__init__(suite_games, suite_seed)
+        self._engine_args = engine_args
+        with self._referee() as engine:
+            self.notes["adjudication"] = adjudication(engine)
+
+    def _referee(self) -> AbstractContextManager[FullEngine | None]:
+        try:
+            return FullEngine(self._engine_args)
+        except EngineError:
+            return nullcontext()
 
     @abstractmethod
     def opponent_choices(self, games: Sequence[Game]) -> list[Choice]:
@@ -63,6 +74,11 @@ class MatchSuite(GameSuite):
         notes = {**result.notes, "opponent": self.opponent}
         return replace(result, estimates=estimates, notes=notes)
 
+    def score(self, games: Sequence[Game]) -> None:
+        """See `GameSuite`."""
+        with self._referee() as engine:
+            score_games(games, engine)
+
     def replies(self, model: Answerer, running: Sequence[Game]) -> list[MoveReply]:
         """See `GameSuite`; those of the model and of its opponent."""
         asked = [game for game in running if game.board.turn == side_of(game)]
@@ -73,7 +89,7 @@ class MatchSuite(GameSuite):
         choices += self.opponent_choices(others) if others else []
         by_game = {game.name: one for game, one in zip([*asked, *others], choices, strict=True)}
         chosen = (by_game[game.name] for game in running)
-        return [MoveReply(True, choice.move, choice.fault) for choice in chosen]
+        return [MoveReply(True, choice.move, choice.comment) for choice in chosen]
 
     def players(self, model: str, game: Game) -> tuple[str, str]:
         """See `GameSuite`."""
@@ -82,13 +98,12 @@ class MatchSuite(GameSuite):
     @staticmethod
     def judge(game: Game) -> dict[str, float]:
         """See `GameSuite`."""
-        outcome = game.board.outcome()
-        winner = outcome.winner if outcome else None
-        score = 0.5 if winner is None else float(winner == side_of(game))
+        score = game.points if side_of(game) else 1 - game.points
         return {
             "score": score,
             "win": float(score == 1),
             "draw": float(score == 0.5),
+            "capped": float(game.ending == "capped"),
             "strict_score": 0.0 if game.errors else score,
             "illegal_moves": len(game.errors),
             "half_moves": game.half_moves,
@@ -176,6 +191,7 @@ class VersusModelSuite(MatchSuite, packaged="versus_model"):
         suite_seed: Decides openings.
         opponent: A packaged model's name, a folder, a Hub id, or ``random``.
         model_args: How the models under test answer, and so the opponent; None for the defaults.
+        engine_args: Which engine judges games that are cut off; None for the defaults.
 
     Raises:
         SuiteUnavailableError: No opponent was given.
@@ -188,8 +204,9 @@ class VersusModelSuite(MatchSuite, packaged="versus_model"):
         suite_seed: int,
         opponent: str | None,
         model_args: ModelArguments | None = None,
+        engine_args: EngineArguments | None = None,
     ) -> None:
-        super().__init__(suite_games, suite_seed)
+        super().__init__(suite_games, suite_seed, engine_args or EngineArguments())
         if not opponent:
             raise SuiteUnavailableError("there is no opponent; give one with --opponent")
         self.opponent = opponent
@@ -214,8 +231,7 @@ class VersusStockfishSuite(MatchSuite, packaged="versus_stockfish"):
     """
 
     def __init__(self, suite_games: int, suite_seed: int, engine_args: EngineArguments) -> None:
-        super().__init__(suite_games, suite_seed)
-        self._engine_args = engine_args
+        super().__init__(suite_games, suite_seed, engine_args)
         try:
             with SkilledEngine(engine_args) as engine:
                 self.opponent = engine.name
@@ -235,103 +251,3 @@ class VersusStockfishSuite(MatchSuite, packaged="versus_stockfish"):
     def opponent_choices(self, games: Sequence[Game]) -> list[Choice]:
         """See `MatchSuite`."""
         return list(map(Choice, self._engine.moves([game.board for game in games])))
-
-
-# --------------------------------------------------------------------------------------------------
-# The opponent
-# --------------------------------------------------------------------------------------------------
-class SkilledEngine:
-    """Stockfish at skill level 0, started once, by the main process; a context manager.
-
-    At level `n`, Stockfish chooses among its best four moves of depth 1 + `n`, so searches go to that
-    depth. The weaker the level, the more chance decides. The time is its seed, so a second game differs
-    from the first. It forgets each position before the next.
-
-    Args:
-        args: The program.
-
-    Attributes:
-        name: The engine's.
-        options: Its options beside threads and hash.
-        depth: Of its searches, in plies.
-        needed: What an engine must be, for errors.
-
-    Raises:
-        EngineError: No engine was found, or it has no skill levels.
-
-    Source: `Skill` in the code of Stockfish's search, https://github.com/official-stockfish/Stockfish.
-    """
-
-    options: Mapping[str, Any] = MappingProxyType({"Skill Level": 0})
-    depth = 1
-    needed = "a Stockfish with skill levels"
-
-    def __init__(self, args: EngineArguments) -> None:
-        # A time, which no such depth needs: without one, `play` would wait for ever.
-        self._limit = chess.engine.Limit(depth=self.depth, time=TIMEOUT_S)
-        self._engine: chess.engine.SimpleEngine | None = None
-        self._path = args.engine_path
-        self.name = self._asked(self._start)
-
-    def moves(self, boards: Sequence[chess.Board]) -> list[chess.Move]:
-        """A move in each position; the same on every process.
-
-        Raises:
-            EngineError: The engine died, hangs, or gives no move.
-        """
-        return self._asked(lambda: [self._move(board) for board in boards])
-
-    def _asked(self, ask: Callable[[], T]) -> T:
-        return from_main(ask, self.needed)
-
-    def _start(self) -> str:
-        path = self._find()
-        # A process group of its own: Ctrl-C is for the program that asks.
-        self._engine = chess.engine.SimpleEngine.popen_uci(path, stderr=DEVNULL, setpgrp=True)
-        try:
-            self._engine.configure({"Threads": 1, "Hash": HASH_MB, **self.options})
-        except chess.engine.EngineError:
-            self._engine.close()
-            raise
-        return str(self._engine.id.get("name", "unnamed engine"))
-
-    def _find(self) -> str:
-        return find_engine(self._path)
-
-    def _move(self, board: chess.Board) -> chess.Move:
-        assert self._engine is not None  # this is the main process
-        # A new game, so that the engine forgets the last position.
-        move = self._engine.play(board, self._limit, game=object()).move
-        if move is None:
-            raise EngineError(f"the engine gave no move at {board.fen()!r}; give another")
-        return move
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._engine is not None:
-            self._engine.close()
-
-
-def from_main(ask: Callable[[], T], needed: str) -> T:
-    """Call `ask` on the main process alone, and return its result on every process.
-
-    Args:
-        ask: Asks an engine.
-        needed: What the engine must be, for the error.
-
-    Raises:
-        EngineError: On every process, if the engine failed; the others would wait for ever.
-    """
-    outcome: list[Any] = [None, None]
-    if PartialState().is_main_process:
-        try:
-            outcome[0] = ask()
-        except (EngineError, TimeoutError, OSError, chess.engine.EngineError) as error:
-            why = str(error) or "no answer in time"
-            outcome[1] = f"the engine failed ({why}); {needed} is needed"
-    answer, failure = broadcast_object_list(outcome)
-    if failure is not None:
-        raise EngineError(failure)
-    return answer

@@ -295,7 +295,8 @@ class Round:
         """Let the model play the one before, unless that is done; the entry of the ledger."""
         path = self.folder / _MATCH
         if not path.is_file():
-            suite = VersusModelSuite(self.args.match_games, self.args.seed, self.start)
+            size, seed = self.args.match_games, self.args.seed
+            suite = VersusModelSuite(size, seed, self.start, engine_args=self.engine_args)
             model = open_model(str(self.model), ModelArguments())
             played = ModelResults(model.name, {suite.name: suite.run(model)}, {})
             replace_text(path.with_suffix(".pgn"), suite.pgn(model.name))

@@ -43,7 +43,7 @@ _FITTED = (_HERE / "web_report.js").read_text("utf-8")
 _SEEN = (_HERE / "web_answer.js").read_text("utf-8")
 
 Notes = dict[int, str]
-"""Ply of a game → why the model's move before it was replaced."""
+"""Ply of a game → why the move before it is not the model's best move."""
 
 _TITLE = "<h1>RookWorld</h1> <span>A language model of chess.</span>"
 _BARE = {"apply_default_css": False}  # the page's own style sheet is enough
@@ -349,8 +349,8 @@ def _play(backend: Backend) -> gr.Dropdown:
                 yield _game(game, human, notes, name, "")
                 (text,) = backend.complete(name, [write_policy_prompt(game.fen())])
                 choice = choose(game, reply_of(text, parse_policy_answer))
-                if choice.fault:
-                    notes = {**notes, game.ply() + 1: choice.fault}
+                if choice.comment:
+                    notes = {**notes, game.ply() + 1: choice.comment}
                 game.push(choice.move)
         except RookWorldError as error:
             said = str(fault(error))
@@ -399,8 +399,8 @@ def check_turn(game: chess.Board, human: bool, name: str) -> None:
 def _game(game: chess.Board, human: bool, notes: Notes, name: str, said: str) -> tuple[Any, ...]:
     """Everything that is shown of a game."""
     record = record_of(game, *(("You", name) if human else (name, "You")), notes)
-    replaced = notes.get(game.ply())
-    said = said or (str(fault(replaced)) if replaced else "")
+    note = notes.get(game.ply())
+    said = said or (str(fault(note)) if note else "")
     view, turn, moves = str(drawn(game, human)), _turn(game, human, name), _moves(game, notes)
     return view, game, None, notes, turn, moves, str(record), "", said
 
@@ -414,13 +414,13 @@ def _turn(game: chess.Board, human: bool, name: str) -> str:
 
 
 def _moves(game: chess.Board, notes: Notes) -> str:
-    """The moves so far; one that replaced the model's own is marked, as its note is in the PGN."""
+    """The moves so far; one that is not the model's best move is marked, as its note is in the PGN."""
     board, words = game.root(), list[str]()
     for move in game.move_stack:
         number = f"{board.fullmove_number}. " if board.turn or not words else ""
         words.append(number + board.san(move) + ("*" if notes.get(board.ply() + 1) else ""))
         board.push(move)
-    note = "<br><small>* replaced: the PGN says why</small>" if notes else ""
+    note = "<br><small>* not the model's best move: the PGN says why</small>" if notes else ""
     return f'<p class="moves">{html.escape(" ".join(words)) or "No move yet."}{note}</p>'
 
 

@@ -14,7 +14,7 @@ import torch
 
 from rookworld_rlvr.common.errors import ConfigurationError, EngineError, RookWorldError
 from rookworld_rlvr.engine import EngineArguments
-from rookworld_rlvr.evaluation import players
+from rookworld_rlvr.evaluation import engines
 from rookworld_rlvr.evaluation.models import LanguageModel
 from rookworld_rlvr.evaluation.players import (
     MATE,
@@ -278,9 +278,9 @@ def test_openings_differ_and_nobody_is_lost_at_once() -> None:
 def test_a_game_that_is_cut_off_is_adjudicated_by_a_threshold() -> None:
     cut_off = [PoolGame(str(n), chess.Board(), ending="capped") for n in range(4)]
     fish: Any = Fish([299, 300, -300, 100_000])
-    elo._score(cut_off, fish)
+    games.score_games(cut_off, fish)
     assert [game.points for game in cut_off] == [0.5, 1, 0, 1]
-    elo._score(cut_off, None)
+    games.score_games(cut_off, None)
     assert [game.points for game in cut_off] == [0.5] * 4, "without an engine they are drawn"
 
 
@@ -399,8 +399,8 @@ def test_an_evaluation_rates_all_models_together(tmp_path: Path, monkeypatch, ca
 
 def test_stockfish_plays_and_adjudicates(stockfish: str, monkeypatch) -> None:
     monkeypatch.setattr(games, "MOST_PLIES", 4)
-    monkeypatch.setattr(players.FullEngine, "depth", 1)
-    monkeypatch.setattr(players.FullEngine, "verdict_depth", 1)
+    monkeypatch.setattr(engines.FullEngine, "depth", 1)
+    monkeypatch.setattr(engines.FullEngine, "verdict_depth", 1)
     ours = EloSuite(4, ["stockfish_50", "stockfish_10"], 0, engine_arguments(stockfish))
     result = ours.run(Thinker("sure"))
     assert list(result.notes["pool"]) == ["random", "stockfish_10", "stockfish_50", "sure"]
@@ -408,7 +408,7 @@ def test_stockfish_plays_and_adjudicates(stockfish: str, monkeypatch) -> None:
     assert result.notes["adjudication"].endswith("won from 300 centipawns on")
     assert result.metrics()["capped"].value == 1
     assert (again := ours.run(Thinker("sure"))).values == result.values, "chance has a seed"
-    with players.FullEngine(engine_arguments(stockfish)) as engine:
+    with engines.FullEngine(engine_arguments(stockfish)) as engine:
         white, black = (chess.Board(MATE_IN_ONE), chess.Board(MATE_IN_ONE).mirror())
         worth = engine.verdicts([white, black])
     assert worth[0] > 90_000 and worth[1] < -90_000, "from White"

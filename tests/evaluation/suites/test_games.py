@@ -17,6 +17,7 @@ from rookworld_rlvr.common.errors import ConfigurationError, EngineError
 from rookworld_rlvr.common.stats import Estimate
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
 from rookworld_rlvr.engine import EngineArguments
+from rookworld_rlvr.evaluation import engines
 from rookworld_rlvr.evaluation.models import ModelArguments, RandomMover, open_model
 from rookworld_rlvr.evaluation.registry import SuiteArguments
 from rookworld_rlvr.evaluation.suite import open_suites
@@ -171,25 +172,28 @@ def test_versus_by_hand(start_from, monkeypatch: pytest.MonkeyPatch) -> None:
     def move(_: Any, board: chess.Board) -> chess.Move:
         return chess.Move.from_uci(opponent[board.fen()])
 
-    monkeypatch.setattr(matches.SkilledEngine, "_start", lambda engine: "Fish")
-    monkeypatch.setattr(matches.SkilledEngine, "_move", move)
+    monkeypatch.setattr(engines.SkilledEngine, "_start", lambda engine: "Fish")
+    monkeypatch.setattr(engines.SkilledEngine, "_move", move)
     # From the first opening it is mated as White, and mates as Black; from the second it errs as
-    # White, where the first legal move is played instead, and both games are cut off.
+    # White, where the first legal move is played instead, and both games are cut off: one is won.
+    verdicts = {fen_after("e4 e5 Nh3 Nc6 Ke2"): 300, fen_after("e4 e5 Nf3 Nc6 Bc4"): 299}
+    monkeypatch.setattr(engines.FullEngine, "_verdict", lambda _, board: verdicts[board.fen()])
     moves = along({"f3 e5": "g2g4 d8h4", "e4 e5": "e1e3"})
     model = Scripted(moves | along({"e4 e5 Nh3 Nc6": "e1e2", "e4 e5 Nf3": "b8c6"}))
     result = VersusStockfishSuite(4, 0, NO_ENGINE).run(model)
     assert values(result) == {
-        "score": (0 + 1 + 0.5 + 0.5) / 4,
-        "win": 1 / 4,
-        "draw": 2 / 4,
+        "score": (0 + 1 + 1 + 0.5) / 4,
+        "win": 2 / 4,
+        "draw": 1 / 4,
+        "capped": 2 / 4,
         "strict_score": (0 + 1 + 0 + 0.5) / 4,
         "illegal_moves": 1 / 4,
         "half_moves": (2 + 2 + 3 + 3) / 4,
-        "elo_difference": 0,
+        "elo_difference": pytest.approx(88.74, abs=0.01),
     }
     first, second = fen_after("f3 e5"), fen_after("e4 e5")
     sides = [f"{side} {opening}" for opening in (first, second) for side in ("white", "black")]
-    assert result.values["score"] == dict(zip(sides, (0, 1, 0.5, 0.5), strict=True))
+    assert result.values["score"] == dict(zip(sides, (0, 1, 1, 0.5), strict=True))
     score = result.metrics()["strict_score"]
     # Pairs score 0.5 and 0.25, with a won and a lost one 1.75 of 4: variance 0.13672, so like 3.6
     # games. Wilson's interval of 0.375 in 3.6, by hand: (0.90854 ± 0.73127) / 2.06708.
@@ -251,10 +255,10 @@ def test_a_match_between_models_by_hand(start_from, monkeypatch, tmp_path: Path)
     moves = along({"f3 e5": "g2g4 d8h4"})
     monkeypatch.setattr(matches, "open_model", lambda *given: Scripted(moves))
     blind = Scripted({**moves, fen_after("f3 e5 g4"): "d8d1"})  # g8e7 is played in its place
-    suite = VersusModelSuite(2, 0, "other")
+    suite = VersusModelSuite(2, 0, "other", engine_args=NO_ENGINE)
     found = values(suite.run(blind))
     assert (found["score"], found["illegal_moves"]) == (0.25, 0.5)
-    swapped = VersusModelSuite(2, 0, "other")
+    swapped = VersusModelSuite(2, 0, "other", engine_args=NO_ENGINE)
     monkeypatch.setattr(swapped, "_player", blind)
     found = values(swapped.run(Scripted(moves)))
     assert (found["score"], found["illegal_moves"]) == (0.75, 0)
@@ -297,9 +301,12 @@ def test_stockfish_is_asked_at_a_level_and_a_depth(stockfish: str, tmp_path, mon
     assert metrics["illegal_moves"].value == 0 and result.n == 2 == metrics["score"].n
     assert result.notes["engine"].startswith("Stockfish")
     heard = (tmp_path / "heard").read_text().splitlines()
-    assert {line for line in heard if line.startswith("go")} == {"go depth 1 movetime 300000"}
+    limits = [line for line in heard if line.startswith("go")]
+    moves, verdicts = "go depth 1 movetime 300000", "go depth 10 movetime 300000"
+    assert limits == [moves] * 8 + [verdicts] * 2, "it judges both games, which are cut off"
     assert heard.count("ucinewgame") >= 4, "it forgets each position"
     assert "setoption name Skill Level value 0" in heard
+    assert result.notes["adjudication"].startswith("Stockfish"), "the referee has its full strength"
 
 
 PLAIN_ENGINE = """\
@@ -322,7 +329,7 @@ def test_an_engine_without_levels_leaves_the_suite_out(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_engine_that_fails_ends_the_run(stockfish: str, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(matches, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(engines, "TIMEOUT_S", 0.5)
     started = partial(chess.engine.SimpleEngine.popen_uci, timeout=3.0)  # beside the search's time
     monkeypatch.setattr(chess.engine.SimpleEngine, "popen_uci", started)
     for deed, reason in (("is deaf", "no answer in time"), ("dies", "engine process died")):
@@ -357,8 +364,8 @@ def test_two_processes_answer_and_play_as_one_does(tmp_path: Path) -> None:
 def test_two_processes_share_one_engine(tmp_path: Path, stockfish: str) -> None:
     engine = misbehaving(tmp_path, stockfish, "dies", when="False")
     evaluate_on_two(*VERSUS.split(), engine, cwd=tmp_path)
-    # One engine to be looked at and one to play, both of the main process.
-    assert len((tmp_path / "pids").read_text().split()) == 2
+    # Opponent and referee, one each to be looked at and one to be asked, all of the main process.
+    assert len((tmp_path / "pids").read_text().split()) == 4
     result = json.loads((tmp_path / "results.json").read_text())["suites"]["versus_stockfish"]
     assert result["metrics"]["score"]["n"] == 2
 
