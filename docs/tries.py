@@ -369,6 +369,16 @@ TABLES: Mapping[str, TryTable] = {
             "control: the move alone": "games-m3-arena-control",
         },
     ),
+    "tries_games_rows": TryTable(
+        "method and rows",
+        {**_MOVES, "Elo": "elo"},
+        {
+            "all legal moves, its own games": "games-m3-own-0",
+            "all legal moves, decisive positions": "games-m3-decisive-0",
+            "all legal moves, any positions": "games-m3-any-0",
+            "GRPO from samples, any positions": "games-m3-samples-0",
+        },
+    ),
     "tries_fill_in": TryTable(
         "method",
         {
