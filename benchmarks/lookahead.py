@@ -6,8 +6,8 @@
 asks for the opponent's best evaluation in the position after each candidate of `M`. `own` does the same,
 but in the position that the model's own `A:` answer gives, right or wrong. All meet each other from each
 opening, with both colours, and are rated together. For all, a move that brings back a position of the
-game is worth a draw. The table says how far each is above `plain`, and
-above `evaluation`, from which `rules` and `own` differ in looking ahead alone.
+game is worth a draw. The table says how far each is above `plain`, and above `evaluation`, from which
+`rules` and `own` differ in looking ahead alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rookworld_rlvr.evaluation.ratings import Ratings
 from rookworld_rlvr.evaluation.suite import Answerer
 from rookworld_rlvr.evaluation.suites import elo
 from rookworld_rlvr.evaluation.suites.whole_games import legal_candidates
-from rookworld_rlvr.inference.model import Choice, repeats, reply_of
+from rookworld_rlvr.inference.model import Choice, reply_of, with_draws
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.environment import parse_environment_answer, write_environment_prompt
 from rookworld_rlvr.tasks.policy import parse_policy_answer, write_policy_prompt
@@ -49,7 +49,7 @@ class ByEvaluation(ModelPlayer):
         records = [reply_of(answer, parse_policy_answer).record for answer in answers]
         candidates = [legal_candidates(*pair) for pair in zip(boards, records, strict=True)]
         values = [
-            {move: 0.0 if repeats(board, move) else pawns for move, pawns in found.items()}
+            with_draws(board, found)
             for board, found in zip(boards, self.values(boards, candidates), strict=True)
         ]
         best = [max(found, key=found.__getitem__) if found else None for found in values]

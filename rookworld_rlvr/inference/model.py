@@ -269,7 +269,7 @@ def choose(
     fault = f"the model's best move {reply.record.best_move} is illegal"
     if not candidates:
         return otherwise(board, f"{fault}, and none of its candidates can be played")
-    return _best_of(_with_draws(board, candidates), fault)
+    return _best_of(with_draws(board, candidates), fault)
 
 
 def _unless_repeated(
@@ -279,11 +279,8 @@ def _unless_repeated(
     played = Choice(best, candidates.get(best))
     if not repeats(board, best):
         return played
-    better = {
-        move: pawns
-        for move, pawns in _with_draws(board, candidates).items()
-        if pawns is not None and pawns > 0
-    }
+    values = with_draws(board, candidates)
+    better = {move: pawns for move, pawns in values.items() if pawns is not None and pawns > 0}
     if not better:
         return played
     move = max(better, key=better.__getitem__)
@@ -291,10 +288,13 @@ def _unless_repeated(
     return Choice(move, better[move], note=note)
 
 
-def _with_draws(
-    board: chess.Board, candidates: Mapping[chess.Move, float | None]
-) -> dict[chess.Move, float | None]:
-    """Candidates, those that repeat a position with the value of a draw."""
+Pawns = TypeVar("Pawns", float, float | None)
+
+
+def with_draws(
+    board: chess.Board, candidates: Mapping[chess.Move, Pawns]
+) -> dict[chess.Move, Pawns]:
+    """Candidates and their values in pawns; those that repeat a position have the value of a draw."""
     return {move: 0.0 if repeats(board, move) else pawns for move, pawns in candidates.items()}
 
 
@@ -303,7 +303,7 @@ def repeats(board: chess.Board, move: chess.Move) -> bool:
 
     >>> board = chess.Board()
     >>> for move in ("g1f3", "g8f6", "f3g1"):
-    ...     board.push_uci(move)
+    ...     _ = board.push_uci(move)
     >>> repeats(board, chess.Move.from_uci("f6g8")), repeats(board, chess.Move.from_uci("e7e5"))
     (True, False)
     """

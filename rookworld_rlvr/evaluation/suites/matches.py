@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 
 import chess
@@ -46,14 +46,6 @@ class MatchSuite(GameSuite):
     def __init__(self, suite_games: int, suite_seed: int, engine_args: EngineArguments) -> None:
         super().__init__(suite_games, suite_seed)
         self._engine_args = engine_args
-        with self._referee() as engine:
-            self.notes["adjudication"] = adjudication(engine)
-
-    def _referee(self) -> AbstractContextManager[FullEngine | None]:
-        try:
-            return FullEngine(self._engine_args)
-        except EngineError:
-            return nullcontext()
 
     @abstractmethod
     def opponent_choices(self, games: Sequence[Game]) -> list[Choice]:
@@ -75,8 +67,12 @@ class MatchSuite(GameSuite):
         return replace(result, estimates=estimates, notes=notes)
 
     def score(self, games: Sequence[Game]) -> None:
-        """See `GameSuite`."""
-        with self._referee() as engine:
+        """See `GameSuite`; notes who judged."""
+        referee: AbstractContextManager[FullEngine | None] = nullcontext()
+        with suppress(EngineError):
+            referee = FullEngine(self._engine_args)
+        with referee as engine:
+            self.notes["adjudication"] = adjudication(engine)
             score_games(games, engine)
 
     def replies(self, model: Answerer, running: Sequence[Game]) -> list[MoveReply]:

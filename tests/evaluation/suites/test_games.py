@@ -364,8 +364,8 @@ def test_two_processes_answer_and_play_as_one_does(tmp_path: Path) -> None:
 def test_two_processes_share_one_engine(tmp_path: Path, stockfish: str) -> None:
     engine = misbehaving(tmp_path, stockfish, "dies", when="False")
     evaluate_on_two(*VERSUS.split(), engine, cwd=tmp_path)
-    # Opponent and referee, one each to be looked at and one to be asked, all of the main process.
-    assert len((tmp_path / "pids").read_text().split()) == 4
+    # One engine to be looked at, one to play and one to judge, all of the main process.
+    assert len((tmp_path / "pids").read_text().split()) == 3
     result = json.loads((tmp_path / "results.json").read_text())["suites"]["versus_stockfish"]
     assert result["metrics"]["score"]["n"] == 2
 
