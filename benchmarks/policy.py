@@ -100,25 +100,18 @@ LENGTHS = {
         "dpo": 8000,
     },
     "grpo_games": {
-        "recipe": 60,
-        "trained": 60,
-        "forgetful": 100,
-        "soft": 100,
-        "grpo": 120,
-        "sft": 200,
-        "control": 300,
-        "dpo": 800,
+        "forgetful": 380,
+        "soft": 380,
+        "grpo": 560,
+        "sft": 680,
+        "control": 1100,
+        "dpo": 3200,
     },
 }
-# A step of the model for whole games takes seconds, so there are few, and their batches are smaller.
-FEW_STEPS = {
-    "grpo_games": {
-        "per_device_train_batch_size": 32,
-        "warmup_steps": 5,
-        "eval_steps": 30,
-        "save_steps": 30,
-    }
-}
+# Completions a step, where a method has its own number: a step of a larger model takes seconds.
+BATCHES = {"grpo_games": 32}
+# How the start itself was trained, for `sft`.
+SUPERVISED = {"grpo_games": {"muon": True}}
 
 
 @dataclass(frozen=True)
@@ -141,9 +134,7 @@ class Try:
 
 
 def recipe_keys(recipe: str) -> dict[str, Any]:
-    """A packaged recipe, or one that is still being tried."""
-    folders = [REPOSITORY / folder / f"{recipe}.yaml" for folder in ("recipes", "benchmarks")]
-    return dict(yaml.safe_load(next(path for path in folders if path.exists()).read_text()))
+    return dict(yaml.safe_load((REPOSITORY / "recipes" / f"{recipe}.yaml").read_text()))
 
 
 def run(command: str, recipe: str, output: Path, options: Mapping[str, Any]) -> None:
@@ -163,20 +154,26 @@ def run(command: str, recipe: str, output: Path, options: Mapping[str, Any]) -> 
 def grpo(options: Mapping[str, Any], one: Try) -> None:
     length = {} if one.length is None else {"max_steps": one.length}
     given = {"model_name_or_path": one.start, "seed": one.seed}
-    few = FEW_STEPS.get(one.recipe, {})
-    run("grpo", one.recipe, one.output, {**options, **few, **length, **given})
+    if "per_device_train_batch_size" in options and one.recipe in BATCHES:
+        given["per_device_train_batch_size"] = BATCHES[one.recipe]
+    run("grpo", one.recipe, one.output, {**options, **length, **given})
 
 
 def sft(one: Try) -> None:
-    rows = {"dataset_name": recipe_keys(one.recipe)["dataset_name"]}
     given = {"model_name_or_path": one.start, "seed": one.seed, "max_steps": one.length}
-    run("sft", "sft_nano", one.output, {**LABELLED, **rows, **given})
+    own = SUPERVISED.get(one.recipe, {})
+    run("sft", "sft_nano", one.output, {**LABELLED, **own, **rows_of(one.recipe), **given})
+
+
+def rows_of(recipe: str) -> dict[str, Any]:
+    """The keys that say which rows a recipe learns from."""
+    keys = recipe_keys(recipe)
+    return {name: keys[name] for name in ("dataset_name", "decisive_share") if name in keys}
 
 
 def policy_rows(recipe: str) -> list[Row]:
     """The recipe's policy rows of the training split, with their mirror images."""
-    name = recipe_keys(recipe)["dataset_name"]
-    data = load_data(DataArguments(dataset_name=name, tasks=["policy"], mirror=True))
+    data = load_data(DataArguments(**rows_of(recipe), tasks=["policy"], mirror=True))
     return list(data.train)
 
 

@@ -361,7 +361,7 @@ TABLES: Mapping[str, TryTable] = {
         {**_MOVES, "Elo": "elo"},
         {
             "the start": "games-m3-1202",
-            "all legal moves (`benchmarks/grpo_games.yaml`)": "games-m3-arena-recipe",
+            "all legal moves, any positions": "games-m3-arena-recipe",
             "GRPO from samples": "games-m3-arena-grpo",
             "soft targets alone": "games-m3-arena-soft",
             "supervised": "games-m3-arena-sft",

@@ -13,6 +13,7 @@ from ..common.terminal import wrapped
 
 _MINUTES = re.compile(r"# Minutes: (\S+) \((.+)\)")
 _START = re.compile(r"# Start: (\S+) \(made by (.+)\)")
+_ROWS = re.compile(r"# Rows: (\S+) \(made by (.+)\)")
 _HEAD = ("name", "model", "on", "minutes", "needs")
 _WITH_ENGINE = ("prepare", "evolve")  # commands that ask Stockfish unless they are told not to
 
@@ -64,12 +65,15 @@ def listed(name: str) -> Listed:
     path = shipped("recipes") / f"{name}.yaml"
     keys = _keys(path)
     text = path.read_text(encoding="utf-8")
-    timed, started = _MINUTES.search(text), _START.search(text)
+    timed, started, rows = (pattern.search(text) for pattern in (_MINUTES, _START, _ROWS))
     minutes, timed_on = timed.groups() if timed else ("-", "")
     own_model = str(keys.get("model_name_or_path", ""))
-    model, maker = started.groups() if started else (own_model, "")
+    model = started[1] if started else own_model
     device = "GPU" if keys.get("bf16") is True else "CPU"
-    needs = dict.fromkeys([*([maker] if maker else []), *_needs(name, keys)])
+    if rows:
+        del keys["dataset_name"]  # a file, whose name may look like one of the Hub
+    makers = [found[2] for found in (started, rows) if found]
+    needs = dict.fromkeys([*makers, *_needs(name, keys)])
     return Listed(name, model, device, minutes, timed_on, tuple(needs), own_model)
 
 
@@ -137,7 +141,7 @@ def _prose(path: Path) -> Iterator[str]:
     paragraph: list[str] = []
     for line in path.read_text(encoding="utf-8").split("\n\n")[0].splitlines():
         text = line.removeprefix("#").removeprefix(" ")
-        if _MINUTES.match(line) or _START.match(line):
+        if any(pattern.match(line) for pattern in (_MINUTES, _START, _ROWS)):
             continue
         if text and not text.startswith(" "):
             paragraph.append(text)

@@ -34,6 +34,7 @@ from ..common.stats import draw
 from ..engine.truth import PolicyTruth
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT
+from ..tasks.policy import POLICY, is_decisive
 from ..tasks.registry import TASKS
 from ..tasks.types import action_values_column, values_by_move
 from . import sources
@@ -164,6 +165,14 @@ class DataArguments(RowArguments):
         "Share of the environment rows in training that are about a game's first two plies. All 420 "
         "such rows are added, but those of held-out positions are not trained on; the scarcer kind is "
         "repeated. 0 adds none.",
+        least=0,
+        most=1,
+    )
+    decisive_share: float = setting(
+        0.0,
+        "Share of the policy rows in training in which the choice matters: the best move keeps over "
+        "0.15 more win probability than the mean legal move. The scarcer kind is repeated; held-out "
+        "rows stay as they are. 0 leaves all rows as they are.",
         least=0,
         most=1,
     )
@@ -457,19 +466,24 @@ def _read_of(args: DataArguments) -> str:
 
 
 def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
-    """The rows in the shares of first plies and of tasks that are asked for.
+    """The rows in the shares of first plies, decisive positions and tasks that are asked for.
 
     Raises:
-        RookWorldError: A task has a share, but no rows.
+        RookWorldError: No position is decisive, or a task has a share, but no rows.
     """
     if share := args.first_plies_share:
         from . import synthesis
 
-        asked = [row for row in rows if row["task"] == ENVIRONMENT.name]
-        has_others = share < 1 and not all(map(synthesis.is_first_ply, asked))
-        shares = {True: share, False: 1 - share} if has_others else {True: 1.0}
-        rest = [row for row in rows if row["task"] != ENVIRONMENT.name]
-        rows = _repeat(asked, synthesis.is_first_ply, shares) + rest
+        rows = _with_share(rows, ENVIRONMENT.name, synthesis.is_first_ply, share)
+    if share := args.decisive_share:
+        policy = [row for row in rows if row["task"] == POLICY.name]
+        if policy and not any(map(_is_decisive, policy)):
+            raise RookWorldError(
+                f"no position to train on is decisive in {_read_of(args)}, but decisive_share={share} "
+                "gives such positions a share: give rows with action_values (rookworld prepare), or "
+                "train without it: --decisive_share 0"
+            )
+        rows = _with_share(rows, POLICY.name, _is_decisive, share)
     if args.task_shares:
         given: Any = args.task_shares
         of_task = {task: given[task] for task in TASKS if task in args.tasks and given.get(task)}
@@ -484,9 +498,28 @@ def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
     return rows
 
 
+def _with_share(
+    rows: list[Row], task: str, is_kind: Callable[[Row], bool], share: float
+) -> list[Row]:
+    """The rows, with this share of a task's rows of one kind; all of them if there is no other kind."""
+    asked = [row for row in rows if row["task"] == task]
+    rest = [row for row in rows if row["task"] != task]
+    has_others = share < 1 and not all(map(is_kind, asked))
+    shares = {True: share, False: 1 - share} if has_others else {True: 1.0}
+    return _repeat(asked, is_kind, shares) + rest
+
+
+def _is_decisive(row: Row) -> bool:
+    """Whether a policy row has values, and its best move matters."""
+    values = values_by_move(row["action_values"])
+    return values is not None and is_decisive(values)
+
+
 def _repeat(rows: list[Row], part_of: Callable[[Row], T], shares: Mapping[T, float]) -> list[Row]:
     """Repeat the rows of scarce parts until each part has its share, which is above 0."""
-    parts = {part: [row for row in rows if part_of(row) == part] for part in shares}
+    parts = defaultdict[T, list[Row]](list)
+    for row in rows:
+        parts[part_of(row)].append(row)
     fullest = max(shares, key=lambda part: len(parts[part]) / shares[part])
     whole = len(parts[fullest])
     return [

@@ -100,8 +100,11 @@ def check_dataset_name(name: str, key: str = "dataset_name") -> list[str]:
     if path.is_dir():
         return [f"{key}: {name!r} is a folder; give a file in it"]
     if path.suffix.lower() in FILE_LOADERS:
-        files = map(str, path.parent.glob("*"))
-        return [] if path.is_file() else [f"{key}: no file {name!r}{close_matches(name, files)}"]
+        if path.is_file():
+            return []
+        close = close_matches(name, map(str, path.parent.glob("*")))
+        made = "; name another, or make it first, as the head of its recipe says"
+        return [f"{key}: no file {name!r}{close or made}"]
     if is_hub_id(name) and not path.exists():
         return []
     return [

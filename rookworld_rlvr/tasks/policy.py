@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import ClassVar
 
 from ..common.errors import NotationError, UnjudgeableError
@@ -16,6 +17,10 @@ from .task import Component, Metric, Row, Sampling, Task
 from .types import MATE_CP, EnvironmentPrompt, PolicyAnswer, Score, Values
 
 MAX_CANDIDATES = 5
+
+
+DECISIVE = 0.15
+"""Win probability; of positions of whole games, two in five are decisive, see `is_decisive`."""
 
 
 # Columns of the public data: "M:" starts at 92, "E:" at 125 and "B:" at 168 (measured on 500 rows).
@@ -103,6 +108,22 @@ def win_probability(cp: float) -> float:
     0.5
     """
     return 0.5 + 0.5 * (2 / (1 + math.exp(-0.00368208 * max(-MATE_CP, min(MATE_CP, cp)))) - 1)
+
+
+def is_decisive(values: Values) -> bool:
+    """Whether the choice matters: the best move keeps over `DECISIVE` more than the mean legal move.
+
+    Args:
+        values: Every legal move's value in centipawns from the side to move; not empty.
+
+    >>> (
+    ...     is_decisive({"e2e4": 30, "a2a3": 0, "f2f3": -80}),
+    ...     is_decisive({"d8h4": 99_999, "a7a6": 120}),
+    ... )
+    (False, True)
+    """
+    kept = [*map(win_probability, values.values())]
+    return max(kept) - fmean(kept) > DECISIVE
 
 
 def move_accuracy(loss: float) -> float:

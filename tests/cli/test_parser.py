@@ -72,7 +72,10 @@ def test_a_resolved_recipe_begins_with_what_differs_from_the_defaults() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("grpo_*.yaml")))
-def test_every_resolved_recipe_can_be_parsed(name: str, tmp_path: Path) -> None:
+def test_every_resolved_recipe_can_be_parsed(name: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    Path("data/whole_games.parquet").touch()  # rows that another command makes
     first = grpo()
     words = ["--bf16", "false", "--output_dir", str(tmp_path / "run")]
     arguments = first.parse_strictly(["--config", str(RECIPES / f"{name}.yaml"), *words])

@@ -299,6 +299,45 @@ def test_the_first_two_plies_get_their_share_of_the_environment_rows(share: floa
     assert len(first_plies_of(data.train)) / tasks["environment"] == pytest.approx(share, abs=0.01)
 
 
+def policy_with(board: chess.Board, best: int) -> Row:
+    """A policy row whose best move is worth `best` centipawns, and all others 0."""
+    row = policy_raw(board)
+    values = [{**value, "cp": 0} for value in row["action_values"]]
+    return {**row, "action_values": [{**values[0], "cp": best}, *values[1:]]}
+
+
+@pytest.mark.parametrize("share", [0.8, 1.0])
+def test_decisive_positions_get_their_share_of_the_policy_rows(
+    tmp_path: Path, share: float
+) -> None:
+    found = [board for board in boards(120) if board.legal_moves.count() > 10]
+    rows = [policy_with(board, 400 * (number % 4 == 0)) for number, board in enumerate(found)]
+    rows += [{"text": environment_line(board), "action_values": None} for board in boards(20)]
+    name = write_jsonl(tmp_path / "rows.jsonl", rows)
+    plain, mixed = load(name), load(name, decisive_share=share, task_shares=shares(0.5))
+
+    def decisive(data: LoadedData) -> set[str]:  # worth 0.81, beside 0.5 for each of the others
+        policy = [row for row in data.train.to_list() if row["task"] == "policy"]
+        return {row["prompt"] for row in policy if row["action_values"][0]["cp"] == 400}
+
+    counts = Counter(
+        row["prompt"] in decisive(plain) for row in mixed.train if row["task"] == "policy"
+    )
+    assert counts[True] / counts.total() == pytest.approx(share, abs=0.01)
+    assert decisive(mixed) == decisive(plain), "none is lost"
+    assert Counter(mixed.train["task"])["environment"] / len(mixed.train) == pytest.approx(
+        0.5, abs=0.01
+    )
+    assert mixed.heldout.to_list() == plain.heldout.to_list()
+
+
+def test_a_share_of_decisive_positions_needs_some(tmp_path: Path) -> None:
+    name = write_jsonl(tmp_path / "rows.jsonl", [policy_with(board, 30) for board in boards(20)])
+    said = r"decisive in .*rows\.jsonl.* decisive_share=0\.5 .*action_values"
+    with pytest.raises(RookWorldError, match=said):
+        load(name, tasks=["policy"], decisive_share=0.5)
+
+
 def test_faults_of_keys_names_and_files_are_named_with_close_matches(tmp_path: Path) -> None:
     wrong: dict[str, Any] = {"heldout_share": 1.5, "synthetic_shares": {"opennings": 1.0}}
     with pytest.raises(ConfigurationError) as caught:
