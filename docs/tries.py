@@ -369,6 +369,16 @@ TABLES: Mapping[str, TryTable] = {
             "control: the move alone": "games-m3-arena-control",
         },
     ),
+    "tries_games_recipe": TryTable(
+        "seed",
+        {**_MOVES, "Elo": "elo"},
+        {
+            "the start": "games-recipe-start",
+            "0": "games-recipe-0",
+            "1": "games-recipe-1",
+            "2": "games-recipe-2",
+        },
+    ),
     "tries_games_rows": TryTable(
         "method and rows",
         {**_MOVES, "Elo": "elo"},
