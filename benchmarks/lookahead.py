@@ -1,6 +1,7 @@
 """Is the world model of use to the player? Four players from the same weights, in Elo.
 
     python benchmarks/lookahead.py --model rookworld-games --openings 100
+    python benchmarks/lookahead.py --players plain own --openings 100
 
 `plain` plays `B`. `evaluation` plays the best of the model's own `E`. `rules` looks a move ahead: it
 asks for the opponent's best evaluation in the position after each candidate of `M`. `own` does the same,
@@ -141,12 +142,13 @@ PLAYERS: Mapping[str, type[ModelPlayer]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="rookworld-games")
+    parser.add_argument("--players", nargs="+", choices=PLAYERS, default=[*PLAYERS])
     parser.add_argument("--openings", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     model = open_model(args.model, ModelArguments())
-    results = compare(model, args.openings, args.seed)
+    results = compare(model, args.players, args.openings, args.seed)
     for name, above in results.items():
         cells = "".join(f"{over:>12} {cell(result)}" for over, result in above.items())
         print(f"{name:12}{cells}")
@@ -159,9 +161,11 @@ def cell(result: Mapping[str, float]) -> str:
     return "{elo:+5.0f} [{low:+.0f}, {high:+.0f}]".format(**result)
 
 
-def compare(model: Answerer, openings: int, seed: int) -> dict[str, dict[str, dict[str, float]]]:
-    """Each player's Elo above `plain` and above `evaluation`, with its 95% interval."""
-    players = [kind(name, model) for name, kind in PLAYERS.items()]
+def compare(
+    model: Answerer, names: Sequence[str], openings: int, seed: int
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Each player's Elo above `plain` and above `evaluation`, if they play, with its 95% interval."""
+    players = [PLAYERS[name](name, model) for name in names]
     boards = elo.pool_openings(openings, seed)
     meetings = elo.pairings(len(players), 0)
     try:
@@ -171,13 +175,13 @@ def compare(model: Answerer, openings: int, seed: int) -> dict[str, dict[str, di
     with judge or nullcontext():
         played = elo.play(players, meetings, boards, judge)
     ratings = Ratings(elo.points(played, len(players), len(boards), strict=False))
-    names = list(PLAYERS)
 
     def above(over: str, name: str) -> dict[str, float]:
         change = ratings.difference(names.index(over), names.index(name))
         return {"elo": change.difference, "low": change.low, "high": change.high}
 
-    return {name: {over: above(over, name) for over in ("plain", "evaluation")} for name in names}
+    over = [name for name in ("plain", "evaluation") if name in names]
+    return {name: {other: above(other, name) for other in over} for name in names}
 
 
 if __name__ == "__main__":
