@@ -377,6 +377,7 @@ TABLES: Mapping[str, TryTable] = {
             "0": "games-recipe-0",
             "1": "games-recipe-1",
             "2": "games-recipe-2",
+            "`evolve_games`, 0": "games-evolve-0",
         },
     ),
     "tries_games_rows": TryTable(

@@ -71,7 +71,7 @@ def listed(name: str) -> Listed:
     model = started[1] if started else own_model
     device = "GPU" if keys.get("bf16") is True else "CPU"
     if rows:
-        del keys["dataset_name"]  # a file, whose name may look like one of the Hub
+        keys.pop("dataset_name", None)  # a file, whose name may look like one of the Hub
     makers = [found[2] for found in (started, rows) if found]
     needs = dict.fromkeys([*makers, *_needs(name, keys)])
     return Listed(name, model, device, minutes, timed_on, tuple(needs), own_model)
