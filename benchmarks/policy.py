@@ -134,6 +134,7 @@ class Try:
 
 
 def recipe_keys(recipe: str) -> dict[str, Any]:
+    """The keys of a packaged recipe."""
     return dict(yaml.safe_load((REPOSITORY / "recipes" / f"{recipe}.yaml").read_text()))
 
 

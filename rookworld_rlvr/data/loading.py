@@ -34,7 +34,7 @@ from ..common.stats import draw
 from ..engine.truth import PolicyTruth
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT
-from ..tasks.policy import POLICY, is_decisive
+from ..tasks.policy import DECISIVE, POLICY, is_decisive
 from ..tasks.registry import TASKS
 from ..tasks.types import action_values_column, values_by_move
 from . import sources
@@ -171,8 +171,8 @@ class DataArguments(RowArguments):
     decisive_share: float = setting(
         0.0,
         "Share of the policy rows in training in which the choice matters: the best move keeps over "
-        "0.15 more win probability than the mean legal move. The scarcer kind is repeated; held-out "
-        "rows stay as they are. 0 leaves all rows as they are.",
+        f"{DECISIVE} more win probability than the mean legal move. The scarcer kind is repeated; "
+        "held-out rows stay as they are. 0 leaves all rows as they are.",
         least=0,
         most=1,
     )

@@ -320,14 +320,12 @@ def test_decisive_positions_get_their_share_of_the_policy_rows(
         policy = [row for row in data.train.to_list() if row["task"] == "policy"]
         return {row["prompt"] for row in policy if row["action_values"][0]["cp"] == 400}
 
-    counts = Counter(
-        row["prompt"] in decisive(plain) for row in mixed.train if row["task"] == "policy"
-    )
+    few = decisive(plain)
+    counts = Counter(row["prompt"] in few for row in mixed.train if row["task"] == "policy")
     assert counts[True] / counts.total() == pytest.approx(share, abs=0.01)
-    assert decisive(mixed) == decisive(plain), "none is lost"
-    assert Counter(mixed.train["task"])["environment"] / len(mixed.train) == pytest.approx(
-        0.5, abs=0.01
-    )
+    assert decisive(mixed) == few, "none is lost"
+    tasks = Counter(mixed.train["task"])
+    assert tasks["environment"] / tasks.total() == pytest.approx(0.5, abs=0.01)
     assert mixed.heldout.to_list() == plain.heldout.to_list()
 
 
