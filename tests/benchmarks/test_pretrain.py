@@ -64,6 +64,7 @@ def test_only_answers_are_learnt_and_padding_changes_nothing() -> None:
     assert torch.allclose(logits[-int(counts[3]) :], wanted, atol=0.15), "bfloat16 beside float32"
 
 
+@pytest.mark.slow
 def test_it_trains_both_tasks_and_goes_on_where_it_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

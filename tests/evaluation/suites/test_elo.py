@@ -342,6 +342,7 @@ def suite(count: int, seed: int, *pool: str) -> EloSuite:
     return EloSuite(count, [*pool], seed, NO_ENGINE)
 
 
+@pytest.mark.slow
 def test_a_model_is_no_better_than_itself_and_one_that_errs_is_weaker(monkeypatch) -> None:
     monkeypatch.setattr(games, "MOST_PLIES", 120)
     sure, errs = Thinker("sure"), Thinker("errs", 10)
