@@ -269,7 +269,7 @@ def choose(
     fault = f"the model's best move {reply.record.best_move} is illegal"
     if not candidates:
         return otherwise(board, f"{fault}, and none of its candidates can be played")
-    return _best_of(with_draws(board, candidates), fault)
+    return _best_of(board, candidates, fault)
 
 
 def _unless_repeated(
@@ -294,8 +294,11 @@ Pawns = TypeVar("Pawns", float, float | None)
 def with_draws(
     board: chess.Board, candidates: Mapping[chess.Move, Pawns]
 ) -> dict[chess.Move, Pawns]:
-    """Candidates and their values in pawns; those that repeat a position have the value of a draw."""
-    return {move: 0.0 if repeats(board, move) else pawns for move, pawns in candidates.items()}
+    """Candidates and their values in pawns; of those that have one, a repetition has that of a draw."""
+    return {
+        move: 0.0 if pawns is not None and repeats(board, move) else pawns
+        for move, pawns in candidates.items()
+    }
 
 
 def repeats(board: chess.Board, move: chess.Move) -> bool:
@@ -320,8 +323,10 @@ _SHORTEST_CIRCLE = 4  # half-moves: each side goes and comes back
 def choose_so_far(board: chess.Board, text: str) -> Choice:
     """The best legal candidate of an answer that was cut off; else the first legal move.
 
+    As in `choose`, a move that brings back a position of the game is worth a draw.
+
     Args:
-        board: The position; it has a legal move.
+        board: The position, with the moves before it if they are known; it has a legal move.
         text: What the model had written; its last word may be cut off and does not count.
     """
     fault = "the model had not answered when it was stopped"
@@ -332,13 +337,23 @@ def choose_so_far(board: chess.Board, text: str) -> Choice:
     except NotationError:
         pawns = ()
     candidates = _candidates(board, PolicyAnswer(tuple(moves.split()), pawns, ""))
-    return _best_of(candidates, fault) if candidates else no_answer(board, fault)
+    return _best_of(board, candidates, fault) if candidates else no_answer(board, fault)
 
 
-def _best_of(candidates: Mapping[chess.Move, float | None], fault: str) -> Choice:
-    """The candidate with the highest evaluation; the first one if none has any."""
-    evaluated = [move for move, pawns in candidates.items() if pawns is not None]
-    move = max(evaluated, key=lambda move: candidates[move] or 0.0, default=next(iter(candidates)))
+def _best_of(
+    board: chess.Board, candidates: Mapping[chess.Move, float | None], fault: str
+) -> Choice:
+    """The candidate with the highest evaluation, a repetition counted as a draw.
+
+    If none has an evaluation, it is the first one that repeats no position; else the first one.
+    """
+    values = with_draws(board, candidates)
+    evaluated = {move: pawns for move, pawns in values.items() if pawns is not None}
+    if evaluated:
+        move = max(evaluated, key=evaluated.__getitem__)
+    else:
+        new = (move for move in candidates if not repeats(board, move))
+        move = next(new, next(iter(candidates)))
     why = f"{fault}; its best legal candidate {move.uci()} is played"
     return Choice(move, candidates[move], why)
 

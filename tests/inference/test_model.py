@@ -12,7 +12,7 @@ from rookworld_rlvr import RookWorld
 from rookworld_rlvr.common.errors import NotationError, RookWorldError
 from rookworld_rlvr.data.synthesis import environment_prompts, opening_positions
 from rookworld_rlvr.evaluation.models import ModelArguments, open_model
-from rookworld_rlvr.inference.model import choose
+from rookworld_rlvr.inference.model import choose, choose_so_far
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.environment import parse_environment_answer, write_environment_prompt
 from rookworld_rlvr.tasks.policy import parse_policy_answer, write_policy_prompt
@@ -196,8 +196,23 @@ def test_a_move_that_repeats_a_position_is_worth_a_draw() -> None:
         assert note in choice.comment and bool(note) == bool(choice.note)
     assert len(board.move_stack) == 3
 
-    illegal = choose(board, reply("M: f6g8 h8g8 E: 0.5 0.2 B: e7e4"))
-    assert illegal.move.uci() == "h8g8", "what replaces an illegal move does not repeat either"
+    for text, played, worth in (
+        ("M: f6g8 h8g8 E: 0.5 0.2 B: e7e4", "h8g8", 0.2),
+        ("M: f6g8 h8g8 E: 0.5 -0.2 B: e7e4", "f6g8", 0.5),
+        ("M: e7e4 e7e5 f6g8 E: 0.9 B: e7e4", "e7e5", None),
+        ("M: e7e4 f6g8 e7e5 E: 0.9 B: e7e4", "e7e5", None),
+        ("M: e7e4 f6g8 E: 0.9 B: e7e4", "f6g8", None),
+    ):
+        choice = choose(board, reply(text))
+        assert (choice.move.uci(), choice.pawns) == (played, worth), text
+        assert choice.fault and not choice.note, "what replaces an illegal move"
+    for text, played, worth in (
+        ("M: f6g8 e7e5 E: 0.5 0.2 ", "e7e5", 0.2),
+        ("M: f6g8 e7e5 E: 0.5 -0.", "f6g8", 0.5),
+        ("M: f6g8 e7e5 ", "e7e5", None),
+    ):
+        choice = choose_so_far(board, text)
+        assert (choice.move.uci(), choice.pawns) == (played, worth), text
     alone = chess.Board(board.fen())
     assert choose(alone, reply("M: f6g8 e7e5 E: 0.5 0.2 B: f6g8")).move.uci() == "f6g8", (
         "no history"
