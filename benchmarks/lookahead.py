@@ -22,9 +22,8 @@ from pathlib import Path
 
 import chess
 
-from rookworld_rlvr.common.errors import EngineError
 from rookworld_rlvr.engine import EngineArguments
-from rookworld_rlvr.evaluation.engines import FullEngine
+from rookworld_rlvr.evaluation.engines import open_referee
 from rookworld_rlvr.evaluation.models import ModelArguments, open_model
 from rookworld_rlvr.evaluation.players import ModelPlayer, Turn
 from rookworld_rlvr.evaluation.ratings import Ratings
@@ -137,6 +136,8 @@ PLAYERS: Mapping[str, type[ModelPlayer]] = {
     "rules": ByRules,
     "own": ByOwnBoard,
 }
+BASES = ("plain", "evaluation")
+"""Players that the others are compared with."""
 
 
 def main() -> None:
@@ -147,6 +148,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
+    if len({*args.players}) < max(2, len(args.players)) or not {*BASES} & {*args.players}:
+        parser.error(f"--players: give two or more different ones, {' or '.join(BASES)} among them")
     model = open_model(args.model, ModelArguments())
     results = compare(model, args.players, args.openings, args.seed)
     for name, above in results.items():
@@ -168,11 +171,7 @@ def compare(
     players = [PLAYERS[name](name, model) for name in names]
     boards = elo.pool_openings(openings, seed)
     meetings = elo.pairings(len(players), 0)
-    try:
-        judge = FullEngine(EngineArguments())
-    except EngineError:
-        judge = None
-    with judge or nullcontext():
+    with open_referee(EngineArguments()) or nullcontext() as judge:
         played = elo.play(players, meetings, boards, judge)
     ratings = Ratings(elo.points(played, len(players), len(boards), strict=False))
 
@@ -180,7 +179,7 @@ def compare(
         change = ratings.difference(names.index(over), names.index(name))
         return {"elo": change.difference, "low": change.low, "high": change.high}
 
-    over = [name for name in ("plain", "evaluation") if name in names]
+    over = [name for name in BASES if name in names]
     return {name: {other: above(other, name) for other in over} for name in names}
 
 

@@ -96,7 +96,7 @@ class SkilledEngine:
 class FullEngine(SkilledEngine):
     """A UCI engine at its full strength for some plies of search; a context manager.
 
-    It forgets each position before the next, so that an answer depends on the position alone.
+    It forgets each position before the next, so that an answer depends on the game alone.
     """
 
     options: Mapping[str, Any] = MappingProxyType({})
@@ -138,6 +138,28 @@ class FairyEngine(SkilledEngine):
 
     def _find(self) -> str:
         return find_fairy_stockfish()
+
+
+def open_referee(args: EngineArguments) -> FullEngine | None:
+    """The engine that judges games that are cut off; None if none is installed.
+
+    Args:
+        args: The program.
+
+    Raises:
+        EngineError: The one that `engine_path` names is not there, or an engine is there and fails.
+    """
+    if args.engine_path is None and not from_main(_is_installed, FullEngine.needed):
+        return None
+    return FullEngine(args)
+
+
+def _is_installed() -> bool:
+    try:
+        find_engine()
+    except EngineError:
+        return False
+    return True
 
 
 def from_main(ask: Callable[[], T], needed: str) -> T:

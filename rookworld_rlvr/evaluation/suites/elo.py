@@ -20,7 +20,7 @@ from ...common.errors import EngineError, RookWorldError
 from ...common.progress import Progress
 from ...common.stats import Paired
 from ...engine import EngineArguments
-from ..engines import FairyEngine, FullEngine
+from ..engines import FairyEngine, FullEngine, open_referee
 from ..players import (
     Diluted,
     EnginePlayer,
@@ -196,40 +196,36 @@ class Ladder:
         left_out: Why players are not in the pool, by name, if none were asked for.
 
     Raises:
-        EngineError: An engine that was asked for is missing.
+        EngineError: An engine that was asked for is missing, or one that is there fails.
     """
 
     def __init__(self, wanted: Sequence[str], seed: int, engine_args: EngineArguments) -> None:
-        self._seed, self._stack = seed, ExitStack()
-        self.engine: FullEngine | None = None
+        self._seed, self._engine_args, self._stack = seed, engine_args, ExitStack()
+        self.engine = open_referee(engine_args)
+        if self.engine is not None:
+            self._stack.enter_context(self.engine)
         self.left_out: dict[str, str] = {}
-        fault = ""
-        try:
-            self.engine = self._stack.enter_context(FullEngine(engine_args))
-        except EngineError as error:
-            fault = str(error)
         self.players: list[Player] = []
         for name in LADDER:
             if wanted and name not in (*wanted, RANDOM_MOVER):
                 continue
             try:
-                self.players.append(self._player(name, fault))
+                self.players.append(self._player(name))
             except EngineError as error:
                 if wanted:
                     self._stack.close()
                     raise EngineError(f"elo_pool: {name}: {error}") from error
                 self.left_out[name] = str(error)
 
-    def _player(self, name: str, fault: str) -> Player:
+    def _player(self, name: str) -> Player:
         kind, _, number = name.partition("_")
         if kind == RANDOM_MOVER:
             return RandomPlayer(name, self._seed)
         if kind == "fairy":
             return EnginePlayer(name, self._stack.enter_context(FairyEngine(int(number))))
         if kind == "stockfish":
-            if self.engine is None:
-                raise EngineError(fault)
-            return Diluted(name, self._seed, self.engine, int(number) / 100)
+            engine = self.engine or FullEngine(self._engine_args)  # which says what is missing
+            return Diluted(name, self._seed, engine, int(number) / 100)
         return Negamax(name, self._seed, int(number or 1))
 
     def __enter__(self) -> Ladder:

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 
 import chess
@@ -17,7 +17,7 @@ from ...engine import EngineArguments
 from ...inference.model import Choice, choose, reply_of
 from ...models.decoding import Decoding
 from ...tasks.policy import parse_policy_answer, write_policy_prompt
-from ..engines import FullEngine, SkilledEngine
+from ..engines import FullEngine, SkilledEngine, open_referee
 from ..models import ModelArguments, open_model
 from ..results import SuiteResult
 from ..suite import Answerer, SuiteUnavailableError
@@ -29,8 +29,8 @@ class MatchSuite(GameSuite):
 
     The model plays as in a chess program: `inference.model.choose` replaces an illegal or unreadable
     move, as `rookworld uci` does. `strict_score` says what the same games come to if such a move loses.
-    A game that is cut off is judged by Stockfish, if it is there; one that python-chess ends without a
-    mate is a draw.
+    A game that is cut off is judged by Stockfish, or a draw if none is installed, see
+    `engines.open_referee`; one that python-chess ends without a mate is a draw.
 
     Args:
         suite_games: How many.
@@ -39,6 +39,9 @@ class MatchSuite(GameSuite):
 
     Attributes:
         opponent: Its name.
+
+    Raises:
+        SuiteUnavailableError: An engine was named and is not there, or the one that is there fails.
     """
 
     opponent: str
@@ -46,6 +49,12 @@ class MatchSuite(GameSuite):
     def __init__(self, suite_games: int, suite_seed: int, engine_args: EngineArguments) -> None:
         super().__init__(suite_games, suite_seed)
         self._engine_args = engine_args
+        self._referee: FullEngine | None = None
+        try:
+            with open_referee(engine_args) or nullcontext() as referee:
+                self.notes["adjudication"] = adjudication(referee)
+        except EngineError as error:
+            raise SuiteUnavailableError(str(error)) from error
 
     @abstractmethod
     def opponent_choices(self, games: Sequence[Game]) -> list[Choice]:
@@ -58,8 +67,13 @@ class MatchSuite(GameSuite):
         return {name: boards[name.split(" ", 1)[1]] for name in names[:games]}
 
     def run(self, model: Answerer) -> SuiteResult:
-        """See `Suite`; scores have intervals by pairs of games, and a rating is added."""
-        result = super().run(model)
+        """See `Suite`; scores have intervals by pairs of games, and a rating is added.
+
+        Raises:
+            EngineError: The engine that judges failed.
+        """
+        with open_referee(self._engine_args) or nullcontext() as self._referee:
+            result = super().run(model)
         scores = {name: score_estimate(result.values[name]) for name in ("score", "strict_score")}
         rating = elo_difference(scores["score"])
         estimates = {**scores, **({"elo_difference": rating} if rating else {})}
@@ -67,13 +81,8 @@ class MatchSuite(GameSuite):
         return replace(result, estimates=estimates, notes=notes)
 
     def score(self, games: Sequence[Game]) -> None:
-        """See `GameSuite`; notes who judged."""
-        referee: AbstractContextManager[FullEngine | None] = nullcontext()
-        with suppress(EngineError):
-            referee = FullEngine(self._engine_args)
-        with referee as engine:
-            self.notes["adjudication"] = adjudication(engine)
-            score_games(games, engine)
+        """See `GameSuite`."""
+        score_games(games, self._referee)
 
     def replies(self, model: Answerer, running: Sequence[Game]) -> list[MoveReply]:
         """See `GameSuite`; those of the model and of its opponent."""
@@ -227,13 +236,13 @@ class VersusStockfishSuite(MatchSuite, packaged="versus_stockfish"):
     """
 
     def __init__(self, suite_games: int, suite_seed: int, engine_args: EngineArguments) -> None:
-        super().__init__(suite_games, suite_seed, engine_args)
         try:
             with SkilledEngine(engine_args) as engine:
                 self.opponent = engine.name
-                self.notes["engine"] = f"{engine.name}, depth 1; it chooses by chance"
         except EngineError as error:
             raise SuiteUnavailableError(str(error)) from error
+        super().__init__(suite_games, suite_seed, engine_args)
+        self.notes["engine"] = f"{self.opponent}, depth 1; it chooses by chance"
 
     def run(self, model: Answerer) -> SuiteResult:
         """See `MatchSuite`.

@@ -43,8 +43,14 @@ from ...scripted import GARBAGE, Scripted, policy_text
 from ...support import recipe
 from ...support import script as run_script
 
-NO_ENGINE = EngineArguments(engine_path="/no/engine")
+NO_ENGINE = EngineArguments()
 START = chess.Board()
+
+
+@pytest.fixture(autouse=True)
+def _none_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine takes part where a test gives its path, and nowhere else."""
+    monkeypatch.setenv("STOCKFISH_PATH", "/no/engine")
 
 
 def turn(fen: str) -> Turn:
@@ -312,7 +318,10 @@ def test_a_pool_needs_two_players_and_the_engines_that_it_names(monkeypatch) -> 
             raise EngineError(left_out["elo"])
     with pytest.raises(ConfigurationError, match="'rook' is not"):
         SuiteArguments(elo_pool=["rook"])
-    (suite,), _ = open_suites(SuiteArguments(suites=["elo"], elo_games=2), NO_ENGINE)
+    asked = SuiteArguments(suites=["elo"], elo_games=2)
+    suites, left_out = open_suites(asked, EngineArguments(engine_path="/other/engine"))
+    assert not suites and "no program '/other/engine'" in left_out["elo"], "named, and not there"
+    (suite,), _ = open_suites(asked, NO_ENGINE)
     there = {"random", "material", "negamax_2", "negamax_3"}
     assert set(suite.notes["not_in_pool"]) == {*LADDER} - there
     assert suite.notes["adjudication"] == "no engine: games that are cut off are drawn"
@@ -380,7 +389,7 @@ def test_illegal_answers_are_counted_and_cost_the_second_rating(monkeypatch) -> 
 
 def test_an_evaluation_rates_all_models_together(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(games, "MOST_PLIES", 6)
-    words = "--suites elo --elo_games 20 --elo_pool [material] --engine_path /no/engine"
+    words = "--suites elo --elo_games 20 --elo_pool [material]"
     models = "--model_name_or_path random --model_name_or_path random"
     outputs = f"--output_file {tmp_path / 'r.json'} --pgn_file {tmp_path / 'g.pgn'}"
     done = run_script("evaluate.py", *f"{words} {models} {outputs}".split(), cwd=tmp_path)

@@ -32,7 +32,8 @@ from ...scripted import GARBAGE, Scripted
 from ...support import recipe, script_on_two
 from ...support import script as run_script
 
-NO_ENGINE = EngineArguments(engine_path="/no/engine")
+NO_ENGINE = EngineArguments()
+MISSING = EngineArguments(engine_path="/no/engine")
 # Seed of games in which the packaged model's best token is at least 1e-3 ahead of the next.
 SURE = 1
 
@@ -59,6 +60,11 @@ def along(lines: Mapping[str, str]) -> dict[str, str]:
             if board.is_legal(move := chess.Move.from_uci(uci)):
                 board.push(move)
     return moves
+
+
+@pytest.fixture
+def none_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOCKFISH_PATH", "/no/engine")
 
 
 @pytest.fixture
@@ -180,7 +186,8 @@ def test_versus_by_hand(start_from, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines.FullEngine, "_verdict", lambda _, board: verdicts[board.fen()])
     moves = along({"f3 e5": "g2g4 d8h4", "e4 e5": "e1e3"})
     model = Scripted(moves | along({"e4 e5 Nh3 Nc6": "e1e2", "e4 e5 Nf3": "b8c6"}))
-    result = VersusStockfishSuite(4, 0, NO_ENGINE).run(model)
+    suite = VersusStockfishSuite(4, 0, MISSING)
+    result = suite.run(model)
     assert values(result) == {
         "score": (0 + 1 + 1 + 0.5) / 4,
         "win": 2 / 4,
@@ -191,6 +198,9 @@ def test_versus_by_hand(start_from, monkeypatch: pytest.MonkeyPatch) -> None:
         "half_moves": (2 + 2 + 3 + 3) / 4,
         "elo_difference": pytest.approx(88.74, abs=0.01),
     }
+    ends = [line for line in suite.pgn("model").splitlines() if line.startswith("[Result ")]
+    said = ("0-1", "0-1", "1-0", "1/2-1/2")
+    assert ends == [f'[Result "{one}"]' for one in said], "from White"
     first, second = fen_after("f3 e5"), fen_after("e4 e5")
     sides = [f"{side} {opening}" for opening in (first, second) for side in ("white", "black")]
     assert result.values["score"] == dict(zip(sides, (0, 1, 1, 0.5), strict=True))
@@ -250,7 +260,21 @@ def test_the_opponent_answers_as_the_model_under_test_does(monkeypatch: pytest.M
     assert opened == [("rookworld-nano", replace(how, model_revision="main"))]
 
 
-def test_a_match_between_models_by_hand(start_from, monkeypatch, tmp_path: Path) -> None:
+def test_a_referee_that_was_named_or_is_there_must_judge(tmp_path: Path, none_is_installed) -> None:
+    arguments = SuiteArguments(suites=["versus_model"], suite_games=2, opponent="random")
+    for path, reason in (
+        ("/no/engine", "no program '/no/engine'"),
+        (script(tmp_path / "engine", "raise SystemExit(1)"), "engine process died"),
+    ):
+        suites, left_out = open_suites(arguments, EngineArguments(engine_path=path))
+        assert not suites and reason in left_out["versus_model"]
+    (suite,), _ = open_suites(arguments, NO_ENGINE)
+    assert suite.notes["adjudication"] == "no engine: games that are cut off are drawn"
+
+
+def test_a_match_between_models_by_hand(
+    start_from, monkeypatch, tmp_path: Path, none_is_installed
+) -> None:
     start_from("f3 e5", most=2)
     moves = along({"f3 e5": "g2g4 d8h4"})
     monkeypatch.setattr(matches, "open_model", lambda *given: Scripted(moves))
@@ -305,8 +329,9 @@ def test_stockfish_is_asked_at_a_level_and_a_depth(stockfish: str, tmp_path, mon
     moves, verdicts = "go depth 1 movetime 300000", "go depth 10 movetime 300000"
     assert limits == [moves] * 8 + [verdicts] * 2, "it judges both games, which are cut off"
     assert heard.count("ucinewgame") >= 4, "it forgets each position"
-    assert "setoption name Skill Level value 0" in heard
-    assert result.notes["adjudication"].startswith("Stockfish"), "the referee has its full strength"
+    weakened = heard.count("setoption name Skill Level value 0")
+    assert (weakened, heard.count("uci")) == (2, 4), "the referee has its full strength"
+    assert result.notes["adjudication"].startswith("Stockfish")
 
 
 PLAIN_ENGINE = """\
@@ -364,8 +389,8 @@ def test_two_processes_answer_and_play_as_one_does(tmp_path: Path) -> None:
 def test_two_processes_share_one_engine(tmp_path: Path, stockfish: str) -> None:
     engine = misbehaving(tmp_path, stockfish, "dies", when="False")
     evaluate_on_two(*VERSUS.split(), engine, cwd=tmp_path)
-    # One engine to be looked at, one to play and one to judge, all of the main process.
-    assert len((tmp_path / "pids").read_text().split()) == 3
+    # An engine that plays and one that judges, both looked at before, all of the main process.
+    assert len((tmp_path / "pids").read_text().split()) == 4
     result = json.loads((tmp_path / "results.json").read_text())["suites"]["versus_stockfish"]
     assert result["metrics"]["score"]["n"] == 2
 
