@@ -171,8 +171,9 @@ class DataArguments(RowArguments):
     decisive_share: float = setting(
         0.0,
         "Share of the policy rows in training in which the choice matters: the best move keeps over "
-        f"{DECISIVE} more win probability than the mean legal move. The scarcer kind is repeated; "
-        "held-out rows stay as they are. 0 leaves all rows as they are.",
+        f"{DECISIVE} more win probability than the mean legal move. The scarcer kind is repeated, "
+        "and 1 leaves the other kind out; held-out rows stay as they are. 0 leaves all rows as they "
+        "are.",
         least=0,
         most=1,
     )
@@ -469,20 +470,15 @@ def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
     """The rows in the shares of first plies, decisive positions and tasks that are asked for.
 
     Raises:
-        RookWorldError: No position is decisive, or a task has a share, but no rows.
+        RookWorldError: No position is decisive, or whether one is cannot be told; or a task has a
+            share, but no rows.
     """
     if share := args.first_plies_share:
         from . import synthesis
 
         rows = _with_share(rows, ENVIRONMENT.name, synthesis.is_first_ply, share)
     if share := args.decisive_share:
-        policy = [row for row in rows if row["task"] == POLICY.name]
-        if policy and not any(map(_is_decisive, policy)):
-            raise RookWorldError(
-                f"no position to train on is decisive in {_read_of(args)}, but decisive_share={share} "
-                "gives such positions a share: give rows with action_values (rookworld prepare), or "
-                "train without it: --decisive_share 0"
-            )
+        _check_decisive([row for row in rows if row["task"] == POLICY.name], args)
         rows = _with_share(rows, POLICY.name, _is_decisive, share)
     if args.task_shares:
         given: Any = args.task_shares
@@ -507,6 +503,22 @@ def _with_share(
     has_others = share < 1 and not all(map(is_kind, asked))
     shares = {True: share, False: 1 - share} if has_others else {True: 1.0}
     return _repeat(asked, is_kind, shares) + rest
+
+
+def _check_decisive(policy: Sequence[Row], args: DataArguments) -> None:
+    """Refuse a share of decisive positions among policy rows of which none, or not all, can be told."""
+    unknown = sum(values_by_move(row["action_values"]) is None for row in policy)
+    if unknown:
+        why = f"{unknown} of {len(policy)} policy rows to train on have no action_values"
+    elif policy and not any(map(_is_decisive, policy)):
+        why = "no position to train on is decisive"
+    else:
+        return
+    raise RookWorldError(
+        f"{why} in {_read_of(args)}, but decisive_share={args.decisive_share} gives decisive positions "
+        "a share: give rows with action_values (rookworld prepare), or train without it: "
+        "--decisive_share 0"
+    )
 
 
 def _is_decisive(row: Row) -> bool:

@@ -170,7 +170,7 @@ def _broken_line(file: Path) -> str:
     """The first line of a file of JSON lines that is no JSON, in words; datasets counts otherwise."""
     if file.suffix.lower() != ".jsonl":
         return ""
-    with file.open(encoding="utf-8", errors="replace") as lines:
+    with file.open(encoding=encoding_of(file), errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             try:
                 if line.strip():

@@ -103,8 +103,8 @@ def check_dataset_name(name: str, key: str = "dataset_name") -> list[str]:
         if path.is_file():
             return []
         close = close_matches(name, map(str, path.parent.glob("*")))
-        made = "; name another, or make it first, as the head of its recipe says"
-        return [f"{key}: no file {name!r}{close or made}"]
+        made = "if a recipe names it, rookworld recipes show RECIPE says how it is made"
+        return [f"{key}: no file {name!r} ({made}){close}"]
     if is_hub_id(name) and not path.exists():
         return []
     return [

@@ -138,7 +138,9 @@ def results_text(results: Sequence[ModelResults]) -> str:
         headline = SUITE_HEADLINES[name].split("/", 2)[2]
         how = decoding_text(result.decoding)
         lines.append(f"{name} (version {result.version}, n {result.n}, {how})")
-        said = (result.notes[note] for note in ("positions", "adjudication") if note in result.notes)
+        said = (
+            result.notes[note] for note in ("positions", "adjudication") if note in result.notes
+        )
         lines += [f"  {line}" for line in said]
         lines += [f"  {line}" for line in pool_lines(result.notes.get("pool", {}))]
         if "pass_samples" in result.notes:

@@ -142,7 +142,7 @@ def test_recipes_are_a_table_and_each_is_explained() -> None:
         assert f"recipes copy {name} copies it" in text
     assert by_name["grpo_policy_nano"] == ["grpo_nano", "CPU", "14", "grpo_nano"], "as measured"
     assert by_name["grpo_learning"][-1] == "benchmarks/learning.py"
-    assert by_name["grpo_games"][-1] == "prepare_games", "a file of rows, which is not on the Hub"
+    assert by_name["grpo_games"][-1] == "prepare_moves", "a file of rows, which is not on the Hub"
     if "evolve_nano" in by_name:
         assert by_name["evolve_nano"][-1] == "grpo_nano, Stockfish"
     shown = "\n".join(recipes(["show", "grpo_policy_nano.yaml"]))

@@ -334,6 +334,11 @@ def test_a_share_of_decisive_positions_needs_some(tmp_path: Path) -> None:
     said = r"decisive in .*rows\.jsonl.* decisive_share=0\.5 .*action_values"
     with pytest.raises(RookWorldError, match=said):
         load(name, tasks=["policy"], decisive_share=0.5)
+    unlabelled = [{**policy_with(board, 400), "action_values": None} for board in boards(9)]
+    decisive = [policy_with(board, 400) for board in boards(40)[9:]]
+    name = write_jsonl(tmp_path / "some.jsonl", [*unlabelled, *decisive])
+    with pytest.raises(RookWorldError, match=r"\d of \d+ policy rows to train on have no action_v"):
+        load(name, tasks=["policy"], decisive_share=0.5)
 
 
 def test_faults_of_keys_names_and_files_are_named_with_close_matches(tmp_path: Path) -> None:
@@ -350,15 +355,16 @@ def test_faults_of_keys_names_and_files_are_named_with_close_matches(tmp_path: P
     for name, words in (
         ("rookworld-nano-opening", "neither packaged.*did you mean rookworld-nano-openings"),
         ("a/b/c", "neither packaged"),
-        (str(tmp_path / "opening.jsonl"), f"no file.*did you mean {good}"),
+        (str(tmp_path / "opening.jsonl"), f"no file .*if a recipe names it.*did you mean {good}"),
         (str(tmp_path / "no" / "folder.txt"), "no file"),
     ):
         (fault,) = check_dataset_name(name)
         assert repr(name) in fault and re.search(words, fault), fault
-    (tmp_path / "broken.jsonl").write_text('{"text": "x"}\n{"text": "P: 8/')
     said = r"broken\.jsonl' \(line 2 is not JSON: Unterminated string .*and mend or delete the line"
-    with pytest.raises(RookWorldError, match=said):
-        load(str(tmp_path / "broken.jsonl"))
+    for mark in ("", "\ufeff"):
+        (tmp_path / "broken.jsonl").write_text(mark + '{"text": "x"}\n{"text": "P: 8/')
+        with pytest.raises(RookWorldError, match=said):
+            load(str(tmp_path / "broken.jsonl"))
 
 
 def test_an_empty_split_stops_the_run(tmp_path: Path) -> None:
