@@ -1,10 +1,10 @@
 """Which way of learning makes the policy play better in the same time.
 
-    python benchmarks/policy.py --start runs/grpo_nano --methods recipe sft dpo --seeds 0
-    python benchmarks/policy.py --recipe grpo_games --start rookworld-games --games 400
+    python benchmarks/policy.py --methods recipe sft dpo --seeds 0
+    python benchmarks/policy.py --recipe grpo_games --games 400
 
 All methods start from one model and learn from the rows of one recipe, for about as long (`LENGTHS`).
-The table gives the seconds of processor time.
+The table gives the seconds of processor time. What was measured is kept: the same command goes on.
 
 - ``recipe``: the recipe itself; ``trained``: the same without the start's share; ``forgetful``: that of
   2026-11-24, with AdamW, without `keep_coef` and `moves_extra`.
@@ -88,6 +88,7 @@ LABELLED = {
     "learning_rate": 1e-3,
     "warmup_steps": 20,
 }
+STARTS = {"grpo_policy_nano": "runs/grpo_nano", "grpo_games": "rookworld-games"}
 # Optimiser steps, and of `dpo` prompts, so that all methods take about as long. Where none is given the
 # recipe takes its own.
 LENGTHS = {
@@ -316,7 +317,9 @@ def measure(
         found[f"pass@{PASS_SAMPLES}"] = estimate("share", passed)
         if start and games:
             suite = VersusModelSuite(games, 0, start, ModelArguments(max_new_tokens=64))
-            found["Elo"] = suite.run(player).estimates["elo_difference"]
+            estimates = suite.run(player).estimates
+            if "elo_difference" in estimates:  # no finite one explains games that are all won
+                found["Elo"] = estimates["elo_difference"]
     answers = player.answers([row["prompt"] for row in environment])
     exact = [score["exact"] for score in judge(environment, answers)]
     found["environment"] = estimate("share", exact)
@@ -350,28 +353,32 @@ def cell(column: str, values: Sequence[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--recipe", default="grpo_policy_nano", choices=LENGTHS)
-    parser.add_argument("--start", default="runs/grpo_nano")
+    parser.add_argument("--start", help="a model; by default that of the recipe")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--games", type=int, default=0, help="of each against the start")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/policy"))
     args = parser.parse_args()
+    start = args.start or STARTS[args.recipe]
     print(f"| method, seed | core, s | {' | '.join(NAMES)} |")
     print("| --- " * (2 + len(NAMES)) + "|")
-    print(line("start", "-", measure(args.start, args.recipe)), flush=True)
+    print(line("start", "-", measure(start, args.recipe)), flush=True)
     for method in args.methods:
         for seed in args.seeds:
-            output = args.output_dir / f"{method}_{seed}"
+            output = args.output_dir / args.recipe / f"{method}_{seed}"
+            length = LENGTHS[args.recipe].get(method)
+            asked = {"start": start, "length": length, "games": args.games}
             kept = output / "measured.json"
             if not kept.is_file():
-                length = LENGTHS[args.recipe].get(method)
                 before = processor_seconds(), time.process_time()
-                METHODS[method](Try(args.recipe, args.start, seed, output, length))
+                METHODS[method](Try(args.recipe, start, seed, output, length))
                 spent = processor_seconds() - before[0] + time.process_time() - before[1]
                 is_control = method == "control"
-                found = measure(str(output), args.recipe, is_control, args.start, args.games)
-                kept.write_text(json.dumps({"seconds": spent, **found}))
+                found = measure(str(output), args.recipe, is_control, start, args.games)
+                kept.write_text(json.dumps({"asked": asked, "seconds": spent, **found}))
             found = json.loads(kept.read_text())
+            if found.pop("asked", None) != asked:
+                parser.error(f"{kept} was not measured with {asked}; give another --output_dir")
             seconds = found.pop("seconds")
             print(line(f"{method}, {seed}", f"{seconds:.0f}", found), flush=True)
 

@@ -143,6 +143,7 @@ class EnginePlayer(Player):
 class ModelPlayer(Player):
     """A model that answers policy prompts; they have the position, and no moves before it.
 
+    The board has them: a move that brings back a position is worth a draw, see `inference.model.choose`.
     What it cannot play is replaced by the best legal candidate of its `M`. If there is none, it is
     replaced by the legal move of the highest probability: as `B`, after the answer's own `M` and `E`,
     or, if the answer cannot be read, as the first move of `M`.

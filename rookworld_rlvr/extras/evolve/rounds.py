@@ -90,7 +90,7 @@ class Ply:
 
     Args:
         fen: The position before it.
-        fault: Why it is not the policy's best move; empty if it is.
+        fault: Why the policy's best move cannot be played; empty if it can.
         wrong_state: The environment prompt that the model answered wrongly; empty if it was right.
     """
 
@@ -113,7 +113,7 @@ class SelfPlay:
 
 
 def play(model: Answerer, games: int, plies: int, seed: int) -> list[SelfPlay]:
-    """Play games from different openings, all of them at once; illegal moves are replaced.
+    """Play games from different openings, all of them at once; see `inference.model.choose`.
 
     No game starts in a held-out position.
 
