@@ -385,7 +385,7 @@ TABLES: Mapping[str, TryTable] = {
         {**_MOVES, "Elo": "elo"},
         {
             "all legal moves, its own games": "games-m3-own-0",
-            "all legal moves, decisive positions": "games-m3-decisive-0",
+            "all legal moves, mostly decisive positions": "games-m3-decisive-0",
             "all legal moves, any positions": "games-m3-any-0",
             "GRPO from samples, any positions": "games-m3-samples-0",
         },
