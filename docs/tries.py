@@ -370,14 +370,16 @@ TABLES: Mapping[str, TryTable] = {
         },
     ),
     "tries_games_recipe": TryTable(
-        "seed",
+        "recipe, seed",
         {**_MOVES, "Elo": "elo"},
         {
             "the start": "games-recipe-start",
-            "0": "games-recipe-0",
-            "1": "games-recipe-1",
-            "2": "games-recipe-2",
+            "`grpo_games`, 0": "games-recipe-0",
+            "`grpo_games`, 1": "games-recipe-1",
+            "`grpo_games`, 2": "games-recipe-2",
             "`evolve_games`, 0": "games-evolve-0",
+            "`evolve_games`, 1": "games-evolve-1",
+            "`evolve_games`, 2": "games-evolve-2",
         },
     ),
     "tries_games_rows": TryTable(
