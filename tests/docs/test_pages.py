@@ -202,11 +202,14 @@ def test_versions_agree() -> None:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which every page's commands find what they name: recipes, a finished run, data."""
+    """A folder in which every page's commands find what they name: recipes, finished runs, data."""
     folder = tmp_path_factory.mktemp("docs")
     for name in ("recipes", "accelerate_configs", "docs", "benchmarks", "notebooks"):
         (folder / name).symlink_to(REPOSITORY / name)
     script("grpo.py", *TRAINING, *GROUPS, "--output_dir", "runs/grpo_nano", cwd=folder)
+    round_of_games = folder / "runs/evolve_games/round-001"
+    round_of_games.mkdir(parents=True)
+    (round_of_games / "train").symlink_to("../../grpo_nano")
     return folder
 
 
