@@ -326,15 +326,20 @@ class Round:
 def reasons(change: Paired, match: Estimate, broke_guard: bool) -> list[str]:
     """Why a round is not accepted; empty if it is.
 
+    Neither the expected score nor the match may be worse. If one is proven better (its 95% interval lies
+    above no difference), the other may be worse by what chance explains.
+
     Args:
         change: Of the policy's expected score, on held-out rows.
         match: What the new model scored against the one before.
         broke_guard: Whether no checkpoint kept the recipe's `guard`.
     """
     found = ["no checkpoint kept the guard"] if broke_guard else []
-    if change.difference < 0:
+    fall_is_excused = change.high >= 0 and match.low > 0.5
+    if change.difference < 0 and not fall_is_excused:
         found.append(f"the expected score fell by {-change.difference:.4f}")
-    if match.value < 0.5:
+    loss_is_excused = match.high >= 0.5 and change.low > 0
+    if match.value < 0.5 and not loss_is_excused:
         found.append(f"the match was lost, with a score of {match.value:.3f}")
     return found
 

@@ -1,3 +1,5 @@
+import math
+
 import chess
 import pytest
 
@@ -76,15 +78,28 @@ def test_a_row_has_the_best_move_and_all_values() -> None:
     assert row["action_values"] == [{"move": "e2e4", "cp": 30}, {"move": "a2a3", "cp": -10}]
 
 
-def test_the_rule_of_acceptance() -> None:
-    for change, score, broke, said in (
-        (0.0, 0.5, False, []),
-        (-0.01, 0.6, False, ["the expected score fell by 0.0100"]),
-        (0.01, 0.49, True, ["no checkpoint kept the guard", "the match was lost"]),
-    ):
-        match = Estimate(score, score - 0.1, score + 0.1, 10)
-        found = module.reasons(Paired(change, change - 0.1, change + 0.1, 0.5, 100), match, broke)
-        assert all(text.startswith(start) for text, start in zip(found, said, strict=True))
+FELL, LOST = "the expected score fell by 0.0100", "the match was lost, with a score of 0.490"
+
+
+@pytest.mark.parametrize(
+    ("change", "match", "broke_guard", "said"),
+    [
+        ((0.0, -0.1, 0.1), (0.5, 0.4, 0.6), False, []),
+        ((-0.01, -0.1, 0.1), (0.6, 0.5, 0.7), False, [FELL]),
+        ((0.01, 0.0, 0.1), (0.49, 0.4, 0.6), True, ["no checkpoint kept the guard", LOST]),
+        ((-0.01, -0.1, 0.1), (0.6, 0.51, 0.7), False, []),  # won beyond chance, fell within it
+        ((-0.01, -0.02, -0.001), (0.6, 0.51, 0.7), False, [FELL]),
+        ((0.01, 0.001, 0.02), (0.49, 0.4, 0.6), False, []),
+        ((0.01, 0.001, 0.02), (0.49, 0.48, 0.499), False, [LOST]),
+        ((-0.01, -0.1, 0.1), (0.49, 0.4, 0.6), False, [FELL, LOST]),
+        ((-0.01, math.nan, math.nan), (0.6, 0.51, 0.7), False, [FELL]),  # too few rows to tell
+    ],
+)
+def test_the_rule_of_acceptance(
+    change: tuple[float, ...], match: tuple[float, ...], broke_guard: bool, said: list[str]
+) -> None:
+    found = module.reasons(Paired(*change, 0.5, 100), Estimate(*match, 10), broke_guard)
+    assert found == said
 
 
 @pytest.mark.parametrize(
