@@ -102,8 +102,8 @@ LENGTHS = {
     },
     "grpo_games": {
         "forgetful": 380,
-        "soft": 380,
-        "grpo": 560,
+        "soft": 700,
+        "grpo": 1300,
         "sft": 680,
         "control": 1100,
         "dpo": 3200,

@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+import chess
 from accelerate import PartialState
 
 from ..common.settings import Checked, each, setting
+from ..inference.lookahead import look_ahead
 from ..models import loading
 from ..models.choices import text_logps
 from ..models.decoding import ANSWER_TOKENS, GREEDY, PLAIN, ROOKWORLD, Decoding, complete, shared
+from ..tasks import rules
+from ..tasks.policy import POLICY
 from ..tasks.registry import TASKS, task_of
 from .registry import RANDOM_MOVER, contestant_faults
 from .suite import Answerer
@@ -39,6 +43,11 @@ class ModelArguments(Checked):
         "greedy",
         "How tokens are chosen: greedy, or sampled at temperature 0.6 and top-k 5, as in RookWorld's "
         "own scripts.",
+    )
+    lookahead: bool = setting(
+        False,
+        "Whether models value each candidate move by their own answers about the position after it. "
+        "They play better and take several times as long. An `opponent` never looks ahead.",
     )
     batch_size: int = setting(64, "Prompts that a process decodes at once.", least=1)
     max_new_tokens: int = setting(ANSWER_TOKENS, "Largest number of tokens in an answer.", least=1)
@@ -109,6 +118,48 @@ class LanguageModel(Answerer):
         return [answers[str(prompt)] for prompt in prompts]
 
 
+class Lookahead(Answerer):
+    """A model that looks a move ahead before it answers a policy prompt, see `inference.lookahead`.
+
+    Other answers, samples and log-probs are the model's own.
+
+    Args:
+        model: Answers policy and environment prompts.
+    """
+
+    def __init__(self, model: Answerer) -> None:
+        self.model = model
+        self.name = model.name
+        self.decoding = {**model.decoding, "lookahead": True}
+        self.sampling = model.sampling or model.decoding
+
+    def answers(self, prompts: Sequence[str]) -> list[str]:
+        """See `Answerer`; of a policy prompt's position, no moves before it are known."""
+        found = self.model.answers(prompts)
+        places = [place for place, prompt in enumerate(prompts) if task_of(prompt) == POLICY.name]
+        boards = [rules.board_of(POLICY.position(prompts[place]).fen) for place in places]
+        ahead = look_ahead(boards, [found[place] for place in places], self.model.answers)
+        for place, answer in zip(places, ahead, strict=True):
+            found[place] = answer
+        return found
+
+    def policy_answers(self, boards: Sequence[chess.Board]) -> list[str]:
+        """See `Answerer`; the model is told the moves on the boards."""
+        return look_ahead(boards, self.model.policy_answers(boards), self.model.answers)
+
+    def samples(
+        self, prompts: Sequence[str], count: int, decoding: Decoding | None = None
+    ) -> list[list[str]]:
+        """See `Answerer`."""
+        return self.model.samples(prompts, count, decoding)
+
+    def log_probs(
+        self, prompts: Sequence[str], choices: Sequence[Sequence[str]]
+    ) -> list[list[float]]:
+        """See `Answerer`."""
+        return self.model.log_probs(prompts, choices)
+
+
 class RandomMover(Answerer):
     """Answers by chance: random legal moves, all of them evaluated as 0, see `Task.guess`.
 
@@ -162,4 +213,5 @@ def open_model(name: str, args: ModelArguments) -> Answerer:
         max_new_tokens=args.max_new_tokens,
     )
     score = partial(text_logps, model, tokenizer, batch_size=args.batch_size)
-    return LanguageModel(name, decode, decoding, score)
+    opened = LanguageModel(name, decode, decoding, score)
+    return Lookahead(opened) if args.lookahead else opened

@@ -161,7 +161,7 @@ class ModelPlayer(Player):
         """See `Player`."""
         boards = [turn.board for turn in turns]
         prompts = [write_policy_prompt(board.fen()) for board in boards]
-        answers = self.model.answers(prompts)
+        answers = self.model.policy_answers(boards)
         replies = [reply_of(answer, parse_policy_answer) for answer in answers]
         found = [choose(*pair, _nothing) for pair in zip(boards, replies, strict=True)]
         places = [place for place, choice in enumerate(found) if not choice.move]

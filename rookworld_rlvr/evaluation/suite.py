@@ -11,6 +11,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+import chess
+
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
 from ..common.files import find_recipe, read_keys, shipped_names
 from ..common.own import load_own_class
@@ -20,6 +22,7 @@ from ..data.parsing import parse_rows, raw_rows
 from ..data.sources import Malformed, SourceArguments, check_dataset_name
 from ..models.decoding import Decoding
 from ..tasks import rules
+from ..tasks.policy import write_policy_prompt
 from ..tasks.registry import TASKS, task_of
 from .pass_at_k import count_right, kinds, passes
 from .registry import SUITE_HEADLINES, SUITES, SuiteArguments
@@ -49,6 +52,13 @@ class Answerer(ABC):
     @abstractmethod
     def answers(self, prompts: Sequence[str]) -> list[str]:
         """One completion for each prompt, in order; the same on every process."""
+
+    def policy_answers(self, boards: Sequence[chess.Board]) -> list[str]:
+        """One answer for each board, to its policy prompt; that has no moves before the position.
+
+        An answerer that asks more than this prompt may tell the moves on the board.
+        """
+        return self.answers([write_policy_prompt(board.fen()) for board in boards])
 
     def samples(
         self, prompts: Sequence[str], count: int, decoding: Decoding | None = None

@@ -4,6 +4,7 @@ rookworld analyse                                             # the start positi
 rookworld analyse "6k1/5ppp/8/8/8/8/8/R5K1 w - - 0 1"         # another one
 rookworld analyse --model runs/grpo_nano --moves e4 c5
 rookworld analyse --moves e4 e5 --move g1f3                   # what the move leads to
+rookworld analyse --lookahead                                 # values from a move further on
 rookworld analyse --json                                      # the same for a program
 """
 
@@ -33,7 +34,7 @@ from .model import Reply, over, read_legal_move, read_move, read_position
 
 def main(argv: Sequence[str]) -> int:
     """Answer; the exit code is 2 if the input is bad."""
-    parser = model_parser("analyse", __doc__ or "", fen="the position")
+    parser = model_parser("analyse", __doc__ or "", fen="the position", looks_ahead=True)
     played = "moves to play from there, in UCI or SAN: e2e4 c5 Nf3"
     parser.add_argument("--moves", nargs="+", default=[], help=played)
     asked = "ask for the state after this move; in UCI, it may be illegal"
@@ -68,7 +69,7 @@ def _answer(args: argparse.Namespace) -> Iterator[str]:
             yield f"nothing to analyse: {over(board)}"
             return
         values, engine = _values(fen)
-        (reply,) = start(args.model).analyse_all([fen])
+        (reply,) = start(args.model).analyse_all([board], lookahead=args.lookahead)
         yield from answer_lines(fen, args.model, reply, values)
         yield f"Evaluations in pawns, from the side to move. {engine}"
 
@@ -85,7 +86,7 @@ def _json(args: argparse.Namespace) -> str:
         found["over"] = ending
     else:
         values, engine = _values(fen)
-        (reply,) = start(args.model).analyse_all([fen])
+        (reply,) = start(args.model).analyse_all([board], lookahead=args.lookahead)
         found |= answer_record(fen, reply, values) | {"engine": engine}
     return json_text(found).rstrip()
 

@@ -46,7 +46,9 @@ class ModelParser(argparse.ArgumentParser):
         return parsed
 
 
-def model_parser(command: str, about: str, fen: str = "", several: str = "") -> ModelParser:
+def model_parser(
+    command: str, about: str, fen: str = "", several: str = "", looks_ahead: bool = False
+) -> ModelParser:
     """A parser for a command of `rookworld` with ``--model``, and ``--fen`` if a help is given.
 
     The FEN may stand alone, without its option; without ``--fen``, the model may.
@@ -56,6 +58,7 @@ def model_parser(command: str, about: str, fen: str = "", several: str = "") -> 
         about: What it does.
         fen: The help of ``--fen``.
         several: What to say of several models; empty for a command that takes one.
+        looks_ahead: Whether there is ``--lookahead``, see `inference.lookahead`.
     """
     parser = ModelParser(
         f"rookworld {command}",
@@ -71,6 +74,9 @@ def model_parser(command: str, about: str, fen: str = "", several: str = "") -> 
         metavar="MODEL",
         help=f"{PLAYING_MODEL} (the default), {PACKAGED_MODEL}, a run's folder, or a Hub id{several}",
     )
+    if looks_ahead:
+        how = "value each candidate by the model's own answers about the position after it; slower"
+        parser.add_argument("--lookahead", action="store_true", help=how)
     if fen:
         start = chess.STARTING_FEN.split()
         help = f"{fen} (default: the start position)"

@@ -117,6 +117,12 @@ def read_position(position: Position) -> str:
     return canonical
 
 
+def read_board(position: Position) -> chess.Board:
+    """A position's board, with its moves if it has any; see `read_position`."""
+    fen = read_position(position)
+    return position if isinstance(position, chess.Board) else rules.board_of(fen)
+
+
 def read_move(board: chess.Board, move: Move) -> chess.Move:
     """A move in a position; it may be illegal there, unless it is in SAN.
 
@@ -262,7 +268,7 @@ def choose(
     """
     if reply.record is None:
         return otherwise(board, f"the model's answer cannot be read ({reply.fault})")
-    candidates = _candidates(board, reply.record)
+    candidates = legal_candidates(board, reply.record)
     best = rules.legal_move(board, reply.record.best_move)
     if best is not None:
         return _unless_repeated(board, best, candidates)
@@ -336,7 +342,7 @@ def choose_so_far(board: chess.Board, text: str) -> Choice:
         pawns = tuple(map(parse_decimal, rest.partition("B:")[0].split()))
     except NotationError:
         pawns = ()
-    candidates = _candidates(board, PolicyAnswer(tuple(moves.split()), pawns, ""))
+    candidates = legal_candidates(board, PolicyAnswer(tuple(moves.split()), pawns, ""))
     return _best_of(board, candidates, fault) if candidates else no_answer(board, fault)
 
 
@@ -358,7 +364,7 @@ def _best_of(
     return Choice(move, candidates[move], why)
 
 
-def _candidates(board: chess.Board, answer: PolicyAnswer) -> dict[chess.Move, float | None]:
+def legal_candidates(board: chess.Board, answer: PolicyAnswer) -> dict[chess.Move, float | None]:
     """The legal moves of `M`, each with its first `E`."""
     candidates: dict[chess.Move, float | None] = {}
     for text, pawns in itertools.zip_longest(answer.moves, answer.evaluations):
@@ -427,13 +433,15 @@ class RookWorld:
     # --------------------------------------------------------------------------------------------
     # One answer
     # --------------------------------------------------------------------------------------------
-    def analyse(self, position: Position) -> Analysis:
+    def analyse(self, position: Position, *, lookahead: bool = False) -> Analysis:
         """Candidates, their evaluations in pawns from the side to move, and the best move.
 
         The moves are the model's own and may be illegal; `illegal` names those.
 
         Args:
-            position: A FEN or a `chess.Board`.
+            position: A FEN or a `chess.Board`, whose moves looking ahead also tells the model.
+            lookahead: Whether candidates are valued by what the model says of the positions after them,
+                see `inference.lookahead`; the legal ones are left, and the best one follows from it.
 
         Raises:
             NotationError: The FEN is malformed or has no legal move, or the answer is unreadable.
@@ -445,7 +453,7 @@ class RookWorld:
         >>> len(answer.moves)
         5
         """
-        return _record(self.analyse_all([position])[0])
+        return _record(self.analyse_all([position], lookahead=lookahead)[0])
 
     def step(self, position: Position, move: Move, history: Sequence[Move] = ()) -> Step:
         """The next state as the model sees it, with reward and end of the game.
@@ -469,8 +477,14 @@ class RookWorld:
     # --------------------------------------------------------------------------------------------
     # Many
     # --------------------------------------------------------------------------------------------
-    def analyse_all(self, positions: Sequence[Position]) -> list[Reply[Analysis]]:
+    def analyse_all(
+        self, positions: Sequence[Position], *, lookahead: bool = False
+    ) -> list[Reply[Analysis]]:
         """One reply for each position, the same in a batch as alone; an unreadable one has a `fault`.
+
+        Args:
+            positions: See `analyse`.
+            lookahead: See `analyse`.
 
         Raises:
             RookWorldError: See `analyse`.
@@ -478,9 +492,14 @@ class RookWorld:
         if isinstance(positions, str):
             raise RookWorldError("positions: a text is given; write a list, [position]")
         texts = self.complete([policy_prompt(position) for position in positions])
+        boards = list(map(read_board, positions))
+        if lookahead:
+            from .lookahead import look_ahead  # which reads what is written here
+
+            texts = look_ahead(boards, texts, self.complete)
         return [
-            reply_of(text, partial(_analysis, rules.board_of(read_position(position))))
-            for position, text in zip(positions, texts, strict=True)
+            reply_of(text, partial(_analysis, board))
+            for board, text in zip(boards, texts, strict=True)
         ]
 
     def step_all(self, steps: Sequence[tuple[Position, Move, Sequence[Move]]]) -> list[Reply[Step]]:

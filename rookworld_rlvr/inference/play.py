@@ -37,7 +37,7 @@ class TerminalGame:
         board: Where it starts.
         human: The human's colour.
         name: The model's.
-        analyse: FEN → what the model says of it.
+        analyse: The board, with the game's moves → what the model says of it.
         say: Shows text.
     """
 
@@ -46,7 +46,7 @@ class TerminalGame:
         board: chess.Board,
         human: chess.Color,
         name: str,
-        analyse: Callable[[str], Reply[PolicyAnswer]],
+        analyse: Callable[[chess.Board], Reply[PolicyAnswer]],
         say: Callable[[str], object] = lambda text: print(printable(text)),
     ) -> None:
         self.board = board
@@ -99,7 +99,7 @@ class TerminalGame:
         self._say(f"{result} ({how})")
 
     def _answer(self) -> None:
-        choice = choose(self.board, self._analyse(self.board.fen()))
+        choice = choose(self.board, self._analyse(self.board))
         if choice.comment:
             self.comments[self.board.ply() + 1] = choice.comment
             self._say(f"  ({choice.comment})")
@@ -129,7 +129,10 @@ def _play(args: argparse.Namespace) -> None:
     model = start(args.model)
     name = Path(args.model).name
     game = TerminalGame(
-        board, args.colour == "white", name, lambda fen: model.analyse_all([fen])[0]
+        board,
+        args.colour == "white",
+        name,
+        lambda asked: model.analyse_all([asked], lookahead=args.lookahead)[0],
     )
     print(f"You are {args.colour} against {name}. Type a move, or help.")
     try:
@@ -156,7 +159,7 @@ def main() -> NoReturn:
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  # makes input lines editable; Windows has no readline
-    parser = model_parser("play", __doc__ or "", fen="where the game starts")
+    parser = model_parser("play", __doc__ or "", fen="where the game starts", looks_ahead=True)
     add = parser.add_argument
     add("--colour", "--color", choices=positions.SIDES, default="white", help="your colour")
     add("--pgn", type=Path, default="play.pgn", help="file to append the game to (play.pgn)")

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,15 @@ import chess
 from ..common.errors import RookWorldError
 from ..common.terminal import printable, show
 from ..tasks import rules
+from ..tasks.policy import parse_policy_answer
 from ..tasks.text import parse_fen
 from ..tasks.types import MATE_CP, PolicyAnswer
 from .arguments import model_parser, run, start
-from .model import Choice, Reply, choose, choose_so_far, no_answer, read_legal_move
+from .lookahead import look_ahead
+from .model import Choice, Reply, choose, choose_so_far, no_answer, read_legal_move, reply_of
 
-Analyse = Callable[[str], Reply[PolicyAnswer]]
-"""FEN → what a model says of it."""
+Analyse = Callable[[chess.Board], Reply[PolicyAnswer]]
+"""A position, with the moves before it → what a model says of it."""
 
 Load = Callable[[str, Callable[[], bool]], Analyse]
 """A model's name, and whether to give up → the model; it raises `Stopped` when it is to give up."""
@@ -371,7 +374,7 @@ class Engine:
             return [f"info depth 0 score {score}", "bestmove 0000"]
         began = time.monotonic()
         try:
-            choice = choose(board, analyse(board.fen()))
+            choice = choose(board, analyse(board))
         except Stopped as stopped:
             choice = choose_so_far(board, stopped.text)
         except Exception as error:  # a program that asks waits for a move, whatever happens
@@ -391,8 +394,11 @@ class Engine:
 # --------------------------------------------------------------------------------------------------
 # The command
 # --------------------------------------------------------------------------------------------------
-def load(name: str, give_up: Callable[[], bool]) -> Analyse:
-    """A model that can be stopped between two tokens; see `Load`."""
+def load(name: str, give_up: Callable[[], bool], lookahead: bool = False) -> Analyse:
+    """A model that can be stopped between two tokens; see `Load`.
+
+    If it is stopped while it looks ahead, what it had said before counts.
+    """
     model = start(name)
     written: list[int] = []
 
@@ -406,17 +412,26 @@ def load(name: str, give_up: Callable[[], bool]) -> Analyse:
     # The decoder calls the network once, for the prompt, and the embedding of every token.
     model.network.get_input_embeddings().register_forward_pre_hook(check)
 
-    def analyse(fen: str) -> Reply[PolicyAnswer]:
+    def analyse(board: chess.Board) -> Reply[PolicyAnswer]:
         written.clear()
-        return model.analyse_all([fen])[0]
+        (reply,) = model.analyse_all([board])
+        if not lookahead:
+            return reply
+        try:
+            (text,) = look_ahead([board], [reply.text], model.complete)
+        except Stopped:
+            return reply
+        return reply_of(text, parse_policy_answer)
 
     return analyse
 
 
 def main() -> None:
     """Carry out the lines of the input until `quit` or its end."""
-    model = model_parser("uci", (__doc__ or "").split("\n")[0]).parse_args().model
-    engine = Engine(model, load, lambda text: show(printable(text)))
+    parser = model_parser("uci", (__doc__ or "").split("\n")[0], looks_ahead=True)
+    args = parser.parse_args()
+    opened = partial(load, lookahead=args.lookahead)
+    engine = Engine(args.model, opened, lambda text: show(printable(text)))
     raise SystemExit(run("uci", lambda: engine.run(sys.stdin)))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import chess
 import pytest
 
-from rookworld_rlvr.evaluation.players import Turn
+from rookworld_rlvr.evaluation.players import ModelPlayer, Turn
 from rookworld_rlvr.evaluation.suite import Answerer
 from rookworld_rlvr.tasks.environment import ENVIRONMENT
 from rookworld_rlvr.tasks.policy import POLICY, write_policy_answer
@@ -47,7 +47,7 @@ class Told(Answerer):
 def moves_of(model: Answerer, board: chess.Board = START) -> dict[str, str]:
     found = {}
     for name, kind in lookahead.PLAYERS.items():
-        (choice,) = kind(name, model).choices([Turn(board, "0")])
+        (choice,) = ModelPlayer(name, kind(model)).choices([Turn(board, "0")])
         found[name] = choice.move.uci()
     return found
 

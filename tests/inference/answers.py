@@ -5,6 +5,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import chess
+
 from rookworld_rlvr.inference.model import Reply, reply_of
 from rookworld_rlvr.inference.uci import Analyse, Stopped
 from rookworld_rlvr.tasks.policy import parse_policy_answer
@@ -14,7 +16,7 @@ OPENING = "M: e2e4 d2d4 g1f3 E: 0.3 0.25 0.4 B: e2e4"
 
 
 class Model:
-    """Says the same of every position, or what a function of the FEN gives.
+    """Says the same of every position, or what a function of its FEN gives.
 
     Args:
         answer: Text, or a function; None thinks until it is told to give up.
@@ -27,8 +29,8 @@ class Model:
     def load(self, name: str, give_up: Callable[[], bool]) -> Analyse:
         self.loaded.append(name)
 
-        def analyse(fen: str) -> Reply[Any]:
-            text = self.answer(fen) if callable(self.answer) else self.answer
+        def analyse(board: chess.Board) -> Reply[Any]:
+            text = self.answer(board.fen()) if callable(self.answer) else self.answer
             while text is None:
                 if give_up():
                     raise Stopped

@@ -63,8 +63,8 @@ def test_help_faults_moves_and_the_board_from_the_human_s_side() -> None:
 class Quick:
     """A model that answers 1... e5 to everything."""
 
-    def analyse_all(self, fens):
-        return [reply("M: e7e5 d7d5 E: 0.1 0 B: e7e5") for _ in fens]
+    def analyse_all(self, boards, lookahead):
+        return [reply("M: e7e5 d7d5 E: 0.1 0 B: e7e5") for _ in boards]
 
 
 @pytest.fixture

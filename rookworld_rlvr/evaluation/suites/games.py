@@ -16,7 +16,7 @@ from ...data.parsing import prompt_of
 from ...inference.model import record_of, reply_of
 from ...tasks import rules
 from ...tasks.environment import score_environment, write_environment_prompt
-from ...tasks.policy import parse_policy_answer, write_policy_prompt
+from ...tasks.policy import parse_policy_answer
 from ..engines import FullEngine
 from ..suite import Answerer, Judged, Suite
 
@@ -231,8 +231,7 @@ def ask_moves(model: Answerer, boards: Sequence[chess.Board]) -> list[MoveReply]
         model: Answers policy prompts.
         boards: `N` positions, at least one, none of them over.
     """
-    prompts = [write_policy_prompt(board.fen()) for board in boards]
-    answered = zip(boards, model.answers(prompts), strict=True)
+    answered = zip(boards, model.policy_answers(boards), strict=True)
     return [read_reply(board, completion) for board, completion in answered]
 
 

@@ -132,10 +132,10 @@ def ask_choices(
     """
     if not boards:
         return []
-    prompts = [write_policy_prompt(board.fen()) for board in boards]
     if decoding is None:
-        answers = model.answers(prompts)
+        answers = model.policy_answers(boards)
     else:
+        prompts = [write_policy_prompt(board.fen()) for board in boards]
         answers = [text for (text,) in model.samples(prompts, 1, decoding)]
     return [
         choose(board, reply_of(answer, parse_policy_answer))
@@ -195,7 +195,8 @@ class VersusModelSuite(MatchSuite, packaged="versus_model"):
         suite_games: How many.
         suite_seed: Decides openings.
         opponent: A packaged model's name, a folder, a Hub id, or ``random``.
-        model_args: How the models under test answer, and so the opponent; None for the defaults.
+        model_args: How the models under test answer, and so the opponent, which never looks ahead; None
+            for the defaults.
         engine_args: Which engine judges games that are cut off; None for the defaults.
 
     Raises:
@@ -216,7 +217,7 @@ class VersusModelSuite(MatchSuite, packaged="versus_model"):
             raise SuiteUnavailableError("there is no opponent; give one with --opponent")
         self.opponent = opponent
         how = model_args or ModelArguments()
-        self._player = open_model(opponent, replace(how, model_revision="main"))
+        self._player = open_model(opponent, replace(how, model_revision="main", lookahead=False))
 
     def opponent_choices(self, games: Sequence[Game]) -> list[Choice]:
         """See `MatchSuite`."""

@@ -219,7 +219,7 @@ class CoherenceSuite(Suite[Values], packaged="coherence"):
         after: list[str] = []
         for number, (fen, answer) in enumerate(zip(fens, answers, strict=True)):
             board = rules.board_of(fen)
-            for move, evaluation in legal_candidates(board, answer).items():
+            for move, evaluation in evaluated_candidates(board, answer).items():
                 later = board.copy(stack=False)
                 later.push(move)
                 if not later.is_game_over():
@@ -242,7 +242,9 @@ def _read(completion: str) -> PolicyAnswer | None:
     return reply_of(completion, policy.parse_policy_answer).record
 
 
-def legal_candidates(board: chess.Board, answer: PolicyAnswer | None) -> dict[chess.Move, float]:
+def evaluated_candidates(
+    board: chess.Board, answer: PolicyAnswer | None
+) -> dict[chess.Move, float]:
     """The legal moves of `M` with their `E` in pawns; none of an answer that could not be read."""
     told = zip(answer.moves, answer.evaluations, strict=False) if answer else ()
     moves = ((rules.legal_move(board, text), pawns) for text, pawns in told)

@@ -255,9 +255,11 @@ def test_the_opponent_answers_as_the_model_under_test_does(monkeypatch: pytest.M
 
     monkeypatch.setattr(matches, "open_model", opens)
     args = SuiteArguments(suites=["versus_model"], opponent="rookworld-nano")
-    how = ModelArguments(max_new_tokens=9, decoding="sampled", model_revision="of the other")
+    how = ModelArguments(
+        max_new_tokens=9, decoding="sampled", model_revision="of the other", lookahead=True
+    )
     open_suites(args, NO_ENGINE, how)
-    assert opened == [("rookworld-nano", replace(how, model_revision="main"))]
+    assert opened == [("rookworld-nano", replace(how, model_revision="main", lookahead=False))]
 
 
 def test_a_referee_that_was_named_or_is_there_must_judge(tmp_path: Path, none_is_installed) -> None:

@@ -96,7 +96,10 @@ FELL, LOST = "the expected score fell by 0.0100", "the match was lost, with a sc
     ],
 )
 def test_the_rule_of_acceptance(
-    change: tuple[float, ...], match: tuple[float, ...], broke_guard: bool, said: list[str]
+    change: tuple[float, float, float],
+    match: tuple[float, float, float],
+    broke_guard: bool,
+    said: list[str],
 ) -> None:
     found = module.reasons(Paired(*change, 0.5, 100), Estimate(*match, 10), broke_guard)
     assert found == said
