@@ -28,7 +28,7 @@ from rookworld_rlvr.evaluation.players import ModelPlayer
 from rookworld_rlvr.evaluation.ratings import Ratings
 from rookworld_rlvr.evaluation.suite import Answerer
 from rookworld_rlvr.evaluation.suites import elo
-from rookworld_rlvr.inference.model import legal_candidates, reply_of
+from rookworld_rlvr.inference.replies import legal_candidates, reply_of
 from rookworld_rlvr.tasks.environment import ENVIRONMENT
 from rookworld_rlvr.tasks.policy import parse_policy_answer, write_policy_answer
 from rookworld_rlvr.tasks.registry import task_of

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import chess
 
-from ..inference.model import Choice, choose, reply_of
+from ..inference.replies import Choice, choose, reply_of
 from ..tasks.policy import parse_policy_answer, write_policy_prompt
 from .engines import SkilledEngine
 from .suite import Answerer
@@ -143,10 +143,10 @@ class EnginePlayer(Player):
 class ModelPlayer(Player):
     """A model that answers policy prompts; they have the position, and no moves before it.
 
-    The board has them: a move that brings back a position is worth a draw, see `inference.model.choose`.
-    What it cannot play is replaced by the best legal candidate of its `M`. If there is none, it is
-    replaced by the legal move of the highest probability: as `B`, after the answer's own `M` and `E`,
-    or, if the answer cannot be read, as the first move of `M`.
+    The board has them: a move that brings back a position is worth a draw, see
+    `inference.replies.choose`. What it cannot play is replaced by the best legal candidate of its `M`.
+    If there is none, it is replaced by the legal move of the highest probability: as `B`, after the
+    answer's own `M` and `E`, or, if the answer cannot be read, as the first move of `M`.
 
     Args:
         name: See `Player`.

@@ -29,7 +29,7 @@ from ..tasks import positions, rules
 from ..tasks.environment import answer_fields, wrong_fields
 from ..tasks.types import MATE_CP, EnvironmentAnswer, PolicyAnswer, Values
 from .arguments import model_parser, run, start
-from .model import Reply, over, read_legal_move, read_move, read_position
+from .replies import Reply, over, read_legal_move, read_move, read_position
 
 
 def main(argv: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ from ..tasks import rules
 from ..tasks.environment import parse_environment_answer
 from ..tasks.policy import parse_policy_answer, write_policy_answer, write_policy_prompt
 from ..tasks.types import MATE_CP, PolicyAnswer
-from .model import environment_prompt, legal_candidates, reply_of
+from .replies import environment_prompt, legal_candidates, reply_of
 
 Complete = Callable[[Sequence[str]], list[str]]
 """Prompts → a completion of each."""

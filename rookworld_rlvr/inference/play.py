@@ -20,7 +20,7 @@ from ..tasks import positions
 from ..tasks.types import PolicyAnswer
 from .analyse import board_text
 from .arguments import model_parser, run, start
-from .model import Reply, choose, over, read_legal_move, read_position, record_of
+from .replies import Reply, choose, over, read_legal_move, read_position, record_of
 
 HELP = """\
   a move  as Nf3, exd5, O-O, e8=Q, or as g1f3, e7e8q

@@ -30,7 +30,7 @@ from ..tasks.text import parse_fen
 from ..tasks.types import MATE_CP, PolicyAnswer
 from .arguments import model_parser, run, start
 from .lookahead import look_ahead
-from .model import Choice, Reply, choose, choose_so_far, no_answer, read_legal_move, reply_of
+from .replies import Choice, Reply, choose, choose_so_far, no_answer, read_legal_move, reply_of
 
 Analyse = Callable[[chess.Board], Reply[PolicyAnswer]]
 """A position, with the moves before it → what a model says of it."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import chess
 
-from rookworld_rlvr.inference.model import Reply, reply_of
+from rookworld_rlvr.inference.replies import Reply, reply_of
 from rookworld_rlvr.inference.uci import Analyse, Stopped
 from rookworld_rlvr.tasks.policy import parse_policy_answer
 

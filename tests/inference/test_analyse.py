@@ -7,7 +7,7 @@ import pytest
 
 from rookworld_rlvr.common.errors import EngineError
 from rookworld_rlvr.inference.analyse import main, simulation_lines
-from rookworld_rlvr.inference.model import Reply
+from rookworld_rlvr.inference.replies import Reply
 from rookworld_rlvr.tasks.environment import parse_environment_answer
 
 from ..rows import RIGHT_E4

@@ -8,7 +8,7 @@ import pytest
 from rookworld_rlvr import RookWorld
 from rookworld_rlvr.evaluation.models import ModelArguments, open_model
 from rookworld_rlvr.inference.lookahead import look_ahead
-from rookworld_rlvr.inference.model import environment_prompt
+from rookworld_rlvr.inference.replies import environment_prompt
 from rookworld_rlvr.inference.uci import Stopped, load
 from rookworld_rlvr.tasks.policy import (
     write_policy_answer,

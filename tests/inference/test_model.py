@@ -12,7 +12,7 @@ from rookworld_rlvr import RookWorld
 from rookworld_rlvr.common.errors import NotationError, RookWorldError
 from rookworld_rlvr.data.synthesis import environment_prompts, opening_positions
 from rookworld_rlvr.evaluation.models import ModelArguments, open_model
-from rookworld_rlvr.inference.model import choose, choose_so_far
+from rookworld_rlvr.inference.replies import choose, choose_so_far
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.environment import parse_environment_answer, write_environment_prompt
 from rookworld_rlvr.tasks.policy import parse_policy_answer, write_policy_prompt

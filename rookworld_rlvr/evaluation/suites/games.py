@@ -13,7 +13,7 @@ from ...common.progress import Progress
 from ...data import synthesis
 from ...data.loading import HELDOUT_SHARE, is_held_out
 from ...data.parsing import prompt_of
-from ...inference.model import record_of, reply_of
+from ...inference.replies import record_of, reply_of
 from ...tasks import rules
 from ...tasks.environment import score_environment, write_environment_prompt
 from ...tasks.policy import parse_policy_answer

@@ -14,7 +14,7 @@ import chess
 from ...common.errors import EngineError
 from ...common.stats import Estimate, wilson
 from ...engine import EngineArguments
-from ...inference.model import Choice, choose, reply_of
+from ...inference.replies import Choice, choose, reply_of
 from ...models.decoding import Decoding
 from ...tasks.policy import parse_policy_answer, write_policy_prompt
 from ..engines import FullEngine, SkilledEngine, open_referee
@@ -27,7 +27,7 @@ from .games import Game, GameSuite, MoveReply, adjudication, score_games
 class MatchSuite(GameSuite):
     """Games from openings, each opening played twice, once with each colour.
 
-    The model plays as in a chess program: `inference.model.choose` replaces an illegal or unreadable
+    The model plays as in a chess program: `inference.replies.choose` replaces an illegal or unreadable
     move, as `rookworld uci` does. `strict_score` says what the same games come to if such a move loses.
     A game that is cut off is judged by Stockfish, or a draw if none is installed, see
     `engines.open_referee`; one that python-chess ends without a mate is a draw.

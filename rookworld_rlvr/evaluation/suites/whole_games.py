@@ -21,7 +21,7 @@ from ...data.loading import HELDOUT_SHARE, is_held_out
 from ...data.parsing import parse_rows, prompt_of, raw_rows
 from ...data.play import KINDS
 from ...data.sources import SourceArguments
-from ...inference.model import reply_of
+from ...inference.replies import reply_of
 from ...tasks import policy, rules
 from ...tasks.environment import write_environment_prompt
 from ...tasks.policy import win_probability

@@ -113,7 +113,7 @@ class SelfPlay:
 
 
 def play(model: Answerer, games: int, plies: int, seed: int) -> list[SelfPlay]:
-    """Play games from different openings, all of them at once; see `inference.model.choose`.
+    """Play games from different openings, all of them at once; see `inference.replies.choose`.
 
     No game starts in a held-out position.
 

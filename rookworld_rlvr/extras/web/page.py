@@ -19,7 +19,7 @@ import yaml
 from ...common.errors import RookWorldError
 from ...common.extras import extra
 from ...common.files import find_recipe, read_keys
-from ...inference.model import choose, read_legal_move, record_of, reply_of
+from ...inference.replies import choose, read_legal_move, record_of, reply_of
 from ...tasks.policy import parse_policy_answer, write_policy_prompt
 from .backend import Backend
 from .render import (

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from ...common.errors import ConfigurationError, NotationError, RookWorldError
 from ...common.html import render
 from ...inference.analyse import verdict
-from ...inference.model import (
+from ...inference.replies import (
     Reply,
     environment_prompt,
     over,

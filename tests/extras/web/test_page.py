@@ -31,7 +31,7 @@ from rookworld_rlvr.extras.web.render import (
     square_at,
 )
 from rookworld_rlvr.extras.web.run_list import described, runs_with_reports
-from rookworld_rlvr.inference.model import reply_of
+from rookworld_rlvr.inference.replies import reply_of
 from rookworld_rlvr.tasks.policy import parse_policy_answer
 from rookworld_rlvr.training.results import write_results
 
