@@ -11,6 +11,7 @@ from typing import Any, Literal
 import chess
 from accelerate import PartialState
 
+from ..common.errors import RookWorldError
 from ..common.settings import Checked, each, setting
 from ..inference.lookahead import look_ahead
 from ..models import loading
@@ -134,12 +135,20 @@ class Lookahead(Answerer):
         self.sampling = model.sampling or model.decoding
 
     def answers(self, prompts: Sequence[str]) -> list[str]:
-        """See `Answerer`; of a policy prompt's position, no moves before it are known."""
+        """See `Answerer`; of a policy prompt's position, no moves before it are known.
+
+        A prompt without a legal position gets the model's answer.
+        """
         found = self.model.answers(prompts)
-        places = [place for place, prompt in enumerate(prompts) if task_of(prompt) == POLICY.name]
-        boards = [rules.board_of(POLICY.position(prompts[place]).fen) for place in places]
-        ahead = look_ahead(boards, [found[place] for place in places], self.model.answers)
-        for place, answer in zip(places, ahead, strict=True):
+        boards = {
+            place: board
+            for place, prompt in enumerate(prompts)
+            if (board := _asked(prompt)) is not None
+        }
+        ahead = look_ahead(
+            [*boards.values()], [found[place] for place in boards], self.model.answers
+        )
+        for place, answer in zip(boards, ahead, strict=True):
             found[place] = answer
         return found
 
@@ -158,6 +167,16 @@ class Lookahead(Answerer):
     ) -> list[list[float]]:
         """See `Answerer`."""
         return self.model.log_probs(prompts, choices)
+
+
+def _asked(prompt: str) -> chess.Board | None:
+    """The position of a policy prompt; None for another prompt, or if there is no such position."""
+    if task_of(prompt) != POLICY.name:
+        return None
+    try:
+        return rules.board_of(POLICY.position(prompt).fen)
+    except RookWorldError:
+        return None
 
 
 class RandomMover(Answerer):

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import chess
 
-from ..tasks import rules
+from ..tasks import positions, rules
 from ..tasks.environment import parse_environment_answer
 from ..tasks.policy import parse_policy_answer, write_policy_answer, write_policy_prompt
-from ..tasks.types import MATE_CP, PolicyAnswer
+from ..tasks.types import MATE_CP, EnvironmentAnswer, PolicyAnswer
 from .replies import environment_prompt, legal_candidates, reply_of
 
 Complete = Callable[[Sequence[str]], list[str]]
@@ -24,10 +24,11 @@ def look_ahead(
 ) -> list[str]:
     """Value the candidates of answers by the positions that the model says they lead to.
 
-    For each legal candidate of `M` the model is asked for the next state (`A:`), and in that state for
-    the opponent's candidates (`P:`). The candidate is worth the opposite of the highest of their `E`;
-    or, if the model says that the game is over, a mate or a draw. This is a minimax of two plies with
-    the model as the rules and as the evaluation: it asks up to eleven times instead of once.
+    For each candidate of `M` the model is asked for the next state (`A:`), and in that state for the
+    opponent's candidates (`P:`). The candidate is worth the opposite of the highest of their `E`; or,
+    if the model says that the game is over, a mate or a draw. This is a minimax of two plies with the
+    model as the board and as the evaluation: it asks up to eleven times instead of once. python-chess
+    only removes illegal candidates beforehand, as a program that plays does.
 
     Args:
         boards: `N` positions. The model is told the last moves on them, as in its data.
@@ -36,7 +37,8 @@ def look_ahead(
 
     Returns:
         `N` answers of the same form: `M` has the candidates that got a value, in their order, `E` has
-        the values, and `B` is the first with the highest. An answer without any stays as it is.
+        the values, and `B` is the first with the highest. An answer without any stays as it is. No value
+        has a candidate after which the model cannot be read, or that it says is illegal.
     """
     records = [reply_of(answer, parse_policy_answer).record for answer in answers]
     moves = [
@@ -52,17 +54,19 @@ def look_ahead(
 def _values(
     pairs: Sequence[tuple[chess.Board, chess.Move]], complete: Complete
 ) -> list[float | None]:
-    """What each move is worth to the side that plays it, in pawns; None if an answer is unreadable."""
+    """What each move is worth to the side that plays it, in pawns; None where there is no value."""
     if not pairs:
         return []
     states = complete([environment_prompt(board, move, board.move_stack) for board, move in pairs])
     values: list[float | None] = [None] * len(pairs)
     asked: dict[int, str] = {}
-    for place, text in enumerate(states):
+    for place, ((board, _), text) in enumerate(zip(pairs, states, strict=True)):
         state = reply_of(text, parse_environment_answer).record
-        if state is not None and state.terminated:
+        if state is None or _is_refused(board, state):
+            continue
+        if state.terminated:
             values[place] = _MATE_PAWNS if state.reward == rules.REWARD_CHECKMATE else 0.0
-        elif state is not None:
+        else:
             asked[place] = write_policy_prompt(state.fen)
     replies = complete([*asked.values()]) if asked else []
     for place, text in zip(asked, replies, strict=True):
@@ -70,6 +74,11 @@ def _values(
         if reply is not None:
             values[place] = 0.0 - max(reply.evaluations)  # -0.0 would look odd
     return values
+
+
+def _is_refused(board: chess.Board, state: EnvironmentAnswer) -> bool:
+    """Whether the model says that a move is illegal: the same side is to move, and would be asked."""
+    return state.truncated or positions.side_to_move(state.fen) == chess.COLOR_NAMES[board.turn]
 
 
 def _revalued(answer: str, values: Mapping[chess.Move, float | None]) -> str:

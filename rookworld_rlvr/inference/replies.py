@@ -85,9 +85,16 @@ def read_position(position: Position) -> str:
 
 
 def read_board(position: Position) -> chess.Board:
-    """A position's board, with its moves if it has any; see `read_position`."""
+    """A position's board, with its moves if it has any; see `read_position`.
+
+    Its castling moves are e1g1 and the like, as models write them, also if it is a board of Chess960.
+    """
     fen = read_position(position)
-    return position if isinstance(position, chess.Board) else rules.board_of(fen)
+    if not isinstance(position, chess.Board):
+        return rules.board_of(fen)
+    board = position.copy()
+    board.chess960 = False
+    return board
 
 
 def read_move(board: chess.Board, move: Move) -> chess.Move:

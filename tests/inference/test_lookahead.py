@@ -68,7 +68,7 @@ def test_the_last_moves_are_told() -> None:
     with pytest.raises(KeyError):
         look_ahead([board], [answer("e2e4", (0.1,), "e2e4")], said)
     ((prompt,),) = said.asked
-    assert "+f3g1 f6g8 g1f3 g8f6 f3g1 f6g8 g1f3 g8f6 f3g1 f6g8 e2e4+"[6:] in prompt
+    assert "+f6g8 g1f3 g8f6 f3g1 f6g8 g1f3 g8f6 f3g1 f6g8 e2e4+" in prompt, "nine before it"
 
 
 def test_a_mate_is_worth_most_and_a_draw_nothing() -> None:
@@ -82,6 +82,28 @@ def test_a_mate_is_worth_most_and_a_draw_nothing() -> None:
     (found,) = look_ahead([board], [answer("f7f6 f7g7", (9.0, 1.0), "f7f6")], said)
     assert found == answer("f7f6 f7g7", (0.0, 999.99), "f7g7")
     assert len(said.asked) == 1, "nothing is asked where the game is over"
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [f"{chess.STARTING_FEN}+-1.0+0+1", f"{AFTER_E4}+-1.0+0+1", f"{chess.STARTING_FEN}{CONTINUES}"],
+)
+def test_a_move_that_the_model_calls_illegal_has_no_value(refused: str) -> None:
+    # The same side would be asked, so that its own -9.0 would be worth +9.0.
+    board = chess.Board()
+    said = Said(
+        {
+            after("e2e4", board): refused,
+            after("d2d4", board): AFTER_D4 + CONTINUES,
+            write_policy_prompt(chess.STARTING_FEN): answer("e2e4", (-9.0,), "e2e4"),
+            write_policy_prompt(AFTER_E4): answer("e7e5", (-9.0,), "e7e5"),
+            write_policy_prompt(AFTER_D4): answer("d7d5", (0.4,), "d7d5"),
+        }
+    )
+    (found,) = look_ahead([board], [answer("e2e4 d2d4", (0.3, 0.2), "e2e4")], said)
+    assert found == answer("d2d4", (-0.4,), "d2d4")
+    only = answer("e2e4", (0.3,), "e2e4")
+    assert look_ahead([board], [only], said) == [only]
 
 
 @pytest.mark.parametrize("said", ["nonsense", answer("e2e5", (0.3,), "d2d4")])
@@ -105,6 +127,16 @@ def test_whoever_asks_gets_the_same() -> None:
     state, plain = model.complete(prompts)
     assert measured.answers(prompts) == [state, alone.text]
     assert alone.text != plain, "other values than the answer's own"
+    unreadable = ["P: nonsense", "P: 8/8/8/8/8/8/8/8 w - - 0 1"]
+    assert measured.answers(unreadable) == model.complete(unreadable)
+
+
+def test_a_board_of_chess960_castles_as_the_model_writes_it() -> None:
+    fen = "r3k2r/pppq1ppp/2npbn2/4p3/4P3/2NPBN2/PPPQ1PPP/R3K2R w KQkq - 4 8"
+    model = RookWorld.from_pretrained("rookworld-games", device="cpu")
+    usual = model.analyse(fen, lookahead=True)
+    assert "e1g1" in usual.moves
+    assert model.analyse(chess.Board(fen, chess960=True), lookahead=True) == usual
 
 
 class Clock:
